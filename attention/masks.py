@@ -1,0 +1,162 @@
+"""Who may attend to whom, as boolean matrices: rows are queries, columns are keys, True means "may attend".
+
+That is the convention of ``torch.nn.functional.scaled_dot_product_attention``. The other one found in papers and in
+older code, a matrix M of 0 and -inf that is added to the scores, is :func:`additive_mask` away.
+
+Every mask is made on the device of the tensors it serves: pass ``device=x.device``, or derive it from a tensor.
+"""
+
+from __future__ import annotations
+
+from functools import reduce
+
+import torch
+from torch import Tensor
+
+
+def causal_mask(num_queries: int, num_keys: int | None = None, *, device: torch.device | str | None = None) -> Tensor:
+    """Each position sees itself and what came before it, never what comes after.
+
+    With more keys than queries (a cache holds the earlier keys) the queries are the *last* positions: query ``i``
+    stands at position ``num_keys - num_queries + i``. With fewer keys than queries, the first
+    ``num_queries - num_keys`` queries stand before every key and may attend to none.
+
+    Parameters
+    ----------
+    num_queries, num_keys : numbers of positions; as many keys as queries by default.
+    device : where to make the mask.
+
+    Returns
+    -------
+    (num_queries, num_keys) bool, True = may attend.
+
+    References
+    ----------
+    Vaswani et al. 2017, "Attention Is All You Need", section 3.2.3.
+
+    Examples
+    --------
+    >>> causal_mask(2, 4).int().tolist()
+    [[1, 1, 1, 0], [1, 1, 1, 1]]
+    """
+    if num_keys is None:
+        num_keys = num_queries
+    everything = torch.ones(num_queries, num_keys, dtype=torch.bool, device=device)
+    return everything.tril(num_keys - num_queries)  # keep key j for query i where j <= i + (num_keys - num_queries)
+
+
+def sliding_window_mask(
+    num_queries: int, num_keys: int | None = None, *, window: int, device: torch.device | str | None = None
+) -> Tensor:
+    """A causal mask that forgets: each position sees the last ``window`` positions, itself included.
+
+    A key exactly ``window - 1`` back is the furthest one that is seen. Positions are counted as in
+    :func:`causal_mask`.
+
+    Parameters
+    ----------
+    num_queries, num_keys : numbers of positions; as many keys as queries by default.
+    window : number of positions seen, at least 1 (itself only).
+    device : where to make the mask.
+
+    Returns
+    -------
+    (num_queries, num_keys) bool, True = may attend.
+
+    Raises
+    ------
+    ValueError : if ``window`` is less than 1.
+
+    References
+    ----------
+    Jiang et al. 2023, "Mistral 7B", section 2 (sliding window attention); Beltagy et al. 2020, "Longformer",
+    section 3.1, has the two-sided form.
+
+    Examples
+    --------
+    >>> sliding_window_mask(4, window=2).int().tolist()
+    [[1, 0, 0, 0], [1, 1, 0, 0], [0, 1, 1, 0], [0, 0, 1, 1]]
+    """
+    if window < 1:
+        raise ValueError(f"window must be at least 1, the position itself; got {window}")
+    past = causal_mask(num_queries, num_keys, device=device)
+    diagonal = past.size(1) - num_queries  # where a query meets its own key
+    return past.triu(diagonal - window + 1)  # drop the keys that are window or more back
+
+
+def padding_mask(attention_mask: Tensor) -> Tensor:
+    """Hide the padding of a batch: a tokenizer's attention mask, shaped to serve every head and every query.
+
+    Parameters
+    ----------
+    attention_mask : (B, T), bool or 0 and 1; 1 is a real token, 0 is padding.
+
+    Returns
+    -------
+    (B, 1, 1, T) bool, True = may attend; broadcasts against scores (B, num_heads, num_queries, T). For scores without
+    a heads axis, (B, num_queries, T), take ``padding_mask(...)[:, 0]``.
+
+    Raises
+    ------
+    ValueError : if it isn't (B, T), or holds anything but 0 and 1 (an additive mask would come out inverted).
+    """
+    if attention_mask.dim() != 2:
+        raise ValueError(f"attention_mask must be (batch, tokens); got shape {tuple(attention_mask.shape)}")
+    allowed = attention_mask == 1
+    if not (allowed | (attention_mask == 0)).all():
+        raise ValueError("attention_mask must hold 1 for a token and 0 for padding, nothing else")
+    return allowed[:, None, None, :]  # (B, T) -> (B, 1, 1, T)
+
+
+def combine_masks(*masks: Tensor | None) -> Tensor | None:
+    """What all of the masks allow; None stands for a mask that allows everything.
+
+    Parameters
+    ----------
+    masks : bool masks whose shapes broadcast, or None.
+
+    Returns
+    -------
+    Their logical and, in the broadcast shape; None if there is no mask among them.
+
+    Raises
+    ------
+    TypeError : if a mask isn't bool.
+    ValueError : if the shapes don't broadcast.
+    """
+    given = [require_bool(mask) for mask in masks if mask is not None]
+    try:
+        return reduce(torch.logical_and, given) if given else None
+    except RuntimeError as error:
+        shapes = ", ".join(str(tuple(mask.shape)) for mask in given)
+        raise ValueError(f"the masks' shapes don't broadcast: {shapes}") from error
+
+
+def additive_mask(mask: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """The same mask as the matrix M that is added to the scaled scores: 0 where allowed, -inf where not.
+
+    Parameters
+    ----------
+    mask : bool, any shape, True = may attend.
+    dtype : a floating dtype; torch's default dtype if not given.
+
+    Returns
+    -------
+    A tensor of 0 and -inf, same shape and device as ``mask``.
+
+    Raises
+    ------
+    TypeError : if ``mask`` isn't bool.
+    """
+    blocked = ~require_bool(mask)
+    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(blocked, float("-inf"))
+
+
+def require_bool(mask: Tensor) -> Tensor:
+    """``mask`` itself if it is bool, else a TypeError: numbers could mean 1 = attend, or 0 = attend (additive)."""
+    if mask.dtype != torch.bool:
+        raise TypeError(
+            f"a mask must be bool, True = may attend; got {mask.dtype}. "
+            "If 1 means attend, pass mask == 1; if it is an additive mask of 0 and -inf, pass mask == 0"
+        )
+    return mask
