@@ -135,7 +135,7 @@ def module_name(path: Path) -> str:
 
 
 def imports(path: Path, *, at_load: bool = False) -> Iterator[str]:
-    """Full names of the modules a file imports; for `from a.b import c` that is `a.b`, or `a.b.c` if it is a file.
+    """Full names of the modules a file imports: `from a.b import c` gives `a.b`, or `a.b.c` if c is a module.
 
     With `at_load`, only what runs when the file is imported: nothing in a function or under TYPE_CHECKING.
     """
