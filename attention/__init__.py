@@ -1,7 +1,8 @@
-"""Attention from scratch, in torch only: readable from top to bottom, and exact enough to verify real models with.
+"""Attention from scratch, in torch only: readable from top to bottom, and exact enough to verify real models.
 
-Read ``functional.py`` first (the arithmetic), then ``masks.py``, then ``modules.py`` (a ladder from no weights to many
-heads). ``reference.py`` is the same attention as nested loops, to check against; ``examples.py`` holds worked examples.
+Read ``functional.py`` first (the arithmetic), then ``masks.py``, then ``modules.py`` (a ladder from no
+weights to many heads). ``reference.py`` is the same attention as nested loops, to check against, and
+``examples.py`` holds worked examples.
 """
 
 from .functional import (

@@ -4,11 +4,11 @@ The whole idea in one line (Vaswani et al. 2017, "Attention Is All You Need", eq
 
     Attention(Q, K, V) = softmax(Q K^T / sqrt(d_k)) V
 
-Read on from :func:`scaled_dot_product_attention`: it is that line, step by step, and every attention in this package
-is a call to it. The softmax is written out, so that no step is left to a library.
+Read on from :func:`scaled_dot_product_attention`: it is that line, step by step, and every attention in this
+package is a call to it. The softmax is written out too, so that no step is left to a library.
 
-In every matrix of scores or weights here, rows are queries and columns are keys: ``weights[..., i, j]`` is how much
-query ``i`` takes from the value of key ``j``. So each row sums to 1; a column doesn't.
+In every matrix of scores or weights, rows are queries and columns are keys: ``weights[..., i, j]`` is how
+much query ``i`` takes from the value of key ``j``. So each row sums to 1; a column doesn't.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class AttentionSteps:
 
     Attributes
     ----------
-    scores : (..., num_queries, num_keys) dot products of queries and keys, or None if steps weren't kept.
-    scaled : the scores times the scale, or None.
-    masked : the scaled scores with -inf wherever the mask forbids, or None.
-    weights : (..., num_queries, num_keys) softmax of the masked scores along the keys, after dropout if there was
-        any: exactly what the values were multiplied with.
+    scores : (..., num_queries, num_keys), dot products of queries and keys; None if steps aren't kept.
+    scaled : (..., num_queries, num_keys), the scores times the scale; None if steps aren't kept.
+    masked : (..., num_queries, num_keys), -inf wherever the mask forbids; None if steps aren't kept.
+    weights : (..., num_queries, num_keys), softmax of the masked scores along the keys, after dropout if
+        there was any: exactly what the values were multiplied with.
     output : (..., num_queries, value_dim), ``weights @ value``.
     """
 
@@ -53,25 +53,25 @@ def scaled_dot_product_attention(
     *,
     keep_steps: bool = True,
 ) -> AttentionSteps:
-    """Mix the values, each query by its own recipe: softmax(Q K^T * scale + M) V.
+    """Mix the values, for each query by its own recipe: softmax(Q K^T * scale + M) V.
 
     Parameters
     ----------
     query : (..., num_queries, head_dim)
     key : (..., num_keys, head_dim)
     value : (..., num_keys, value_dim); value_dim may differ from head_dim.
-        The leading dimensions (batch, heads, or none) are any that broadcast.
-    mask : bool, broadcastable to (..., num_queries, num_keys), True = may attend. A query that may attend to nothing
-        gets weights and an output of zeros, and sends back a gradient of zeros.
+        The leading dimensions (batch, heads, any or none) must broadcast.
+    mask : bool, broadcastable to (..., num_queries, num_keys), True = may attend. A query that may attend to
+        nothing gets weights and an output of zeros, and sends back a gradient of zeros.
     scale : what the scores are multiplied with; ``1 / sqrt(head_dim)`` if not given.
-    dropout_p : probability that a weight is dropped, see :func:`dropout`. It is applied whenever it isn't 0: a module
-        passes 0 outside training.
-    keep_steps : with False, scores, scaled and masked are None and are not kept in memory: one matrix is reused for
-        the three. Weights and output are the same numbers.
+    dropout_p : probability that a weight is dropped, see :func:`dropout`. Not 0 means now: a module passes 0
+        outside training.
+    keep_steps : with False, scores, scaled and masked come back as None, and one matrix serves for all three.
+        Weights and output are the same numbers.
 
     Returns
     -------
-    AttentionSteps : scores, scaled, masked, weights, output.
+    AttentionSteps : scores, scaled, masked, weights, output, in the dtype of the inputs.
 
     Raises
     ------
@@ -89,10 +89,10 @@ def scaled_dot_product_attention(
     # similarity of every query with every key
     scores = query @ key.transpose(-2, -1)  # (..., Tq, d) @ (..., d, Tk) -> (..., Tq, Tk)
 
-    # without scaling, scores grow with head_dim and push the softmax towards a step, where gradients vanish
+    # scores grow with head_dim; unscaled, they would push the softmax towards a step, where gradients vanish
     scaled = scores * scale if keep_steps else scores.mul_(scale)
 
-    # forbidden pairs get -inf, and exp(-inf) is exactly 0
+    # forbidden pairs get -inf, because exp(-inf) is exactly 0
     masked = scaled
     if mask is not None:
         masked = scaled.masked_fill(~mask, -math.inf) if keep_steps else scaled.masked_fill_(~mask, -math.inf)
@@ -102,6 +102,7 @@ def scaled_dot_product_attention(
     if dropout_p != 0.0:
         weights = dropout(weights, dropout_p)
 
+    # each query's recipe, applied to the values
     output = weights @ value  # (..., Tq, Tk) @ (..., Tk, dv) -> (..., Tq, dv)
 
     if not keep_steps:
@@ -110,20 +111,21 @@ def scaled_dot_product_attention(
 
 
 def softmax(scores: Tensor, dim: int = -1) -> Tensor:
-    """Turn scores into positive shares that sum to 1: exponentiate, then divide by the sum.
+    """Turn scores into shares that are never negative and sum to 1: exponentiate, then divide by the sum.
 
-    The largest score of each row is subtracted first. It cancels in the division and keeps every exponent at or below
-    zero, so that nothing overflows, whatever the size of the scores.
+    The largest score along ``dim`` is subtracted first. That cancels in the division, and keeps every
+    exponent at or below zero, so that nothing overflows however large the scores are.
 
     Parameters
     ----------
-    scores : any shape, a floating dtype. float16 and bfloat16 are computed in float32 and rounded once, at the end.
+    scores : any shape, floating. float16 and bfloat16 are computed in float32 and rounded once, at the end.
     dim : the dimension along which the shares sum to 1.
 
     Returns
     -------
-    Same shape and dtype as ``scores``. A score of -inf gets a share of exactly 0. Where all scores along ``dim`` are
-    -inf there is nothing to share: the result is zeros with a gradient of zeros, never NaN (torch's own gives NaN).
+    Same shape and dtype as ``scores``. A score of -inf gets a share of exactly 0. Where every score along
+    ``dim`` is -inf there is nothing to share out: the shares are zeros, with a gradient of zeros, where
+    ``torch.softmax`` gives NaN for both. A score of NaN or +inf makes its row NaN, as in torch.
 
     Raises
     ------
@@ -141,24 +143,35 @@ def softmax(scores: Tensor, dim: int = -1) -> Tensor:
     if not scores.is_floating_point():
         raise TypeError(f"softmax takes floating-point scores; got {scores.dtype}")
     if scores.size(dim) == 0:
-        return scores.clone()  # no keys, no shares; there is no largest score to subtract
+        return scores.clone()  # no keys, no shares
     wide = scores.to(torch.promote_types(scores.dtype, torch.float32))
 
-    # a constant per row: no gradient flows through it; where all is -inf, subtract 0, for -inf - -inf is NaN
+    # a constant of its row, so no gradient flows through it; 0 where all is -inf, as -inf - -inf would be NaN
     largest = wide.detach().amax(dim, keepdim=True)
     largest = largest.masked_fill(largest == -math.inf, 0.0)
 
-    exponentials = (wide - largest).exp_()  # in (0, 1]; in place, on a fresh matrix of our own
+    exponentials = (wide - largest).exp_()  # each in [0, 1]; in place, as the difference is ours alone
     return _normalise(exponentials, dim).to(scores.dtype)
 
 
 def naive_softmax(scores: Tensor, dim: int = -1) -> Tensor:
-    """The softmax as it is defined, and why nobody computes it so: a demonstration, used nowhere else.
+    """The softmax as it is defined, to show why nobody computes it so. Used nowhere else.
 
-    exp overflows to inf above 88.7 in float32 (709.7 in float64), and inf / inf is NaN; with all scores below -104
-    (-745) every exponential is 0, and 0 / 0 is NaN. :func:`softmax` has neither fault.
+    exp overflows to inf above 88.7 in float32 (709.7 in float64), and inf / inf is NaN. With all scores below
+    -104 (-746) every exponential is 0, and 0 / 0 is NaN. :func:`softmax` has neither fault.
 
-    Parameters, Returns : as :func:`softmax`, while the numbers are small.
+    Parameters
+    ----------
+    scores : any shape, floating.
+    dim : the dimension along which the shares sum to 1.
+
+    Returns
+    -------
+    Same shape as ``scores``; right while every score is small.
+
+    References
+    ----------
+    Bahdanau et al. 2014, "Neural Machine Translation by Jointly Learning to Align and Translate", equation 6.
 
     Examples
     --------
@@ -170,35 +183,36 @@ def naive_softmax(scores: Tensor, dim: int = -1) -> Tensor:
 
 
 def renormalised_causal(weights: Tensor) -> Tensor:
-    """The other route to a causal matrix: take finished weights, zero the future, make each row sum to 1 again.
+    """The other route to a causal matrix: zero the future in finished weights, then rescale the rows.
 
-    Nothing leaks from the future: its scores are in the denominator of every kept weight alike, and cancel. Masking
-    the scores with -inf before the softmax gives the same matrix in one pass, and is what this package does, for one
-    more reason: where a future key had almost all of the weight, what is left has lost digits, or is 0 altogether.
+    Nothing leaks from the future. Its scores are in the denominator of all kept weights alike, and cancel:
+    this is the softmax over the kept scores. Masking with -inf before the softmax gives the same matrix in
+    one pass, and is what this package does. It is also the safer route: where a future key had almost all of
+    the weight, what is left here has lost digits, or has underflowed to 0.
 
     Parameters
     ----------
-    weights : (..., num_queries, num_keys), rows sum to 1, computed without a mask.
+    weights : (..., num_queries, num_keys), computed without a mask.
 
     Returns
     -------
-    (..., num_queries, num_keys), rows sum to 1, zero above the diagonal of :func:`~attention.causal_mask`. A row with
-    nothing left is zeros.
+    (..., num_queries, num_keys): 0 wherever :func:`~attention.causal_mask` forbids, rows that sum to 1. A row
+    with nothing left is zeros.
     """
     allowed = causal_mask(weights.size(-2), weights.size(-1), device=weights.device)
     return _normalise(weights.masked_fill(~allowed, 0.0), dim=-1)
 
 
 def dropout(weights: Tensor, p: float) -> Tensor:
-    """Zero each weight with probability p, and scale the survivors by 1 / (1 - p).
+    """Zero each weight with probability p, and multiply the survivors by 1 / (1 - p).
 
-    The scaling keeps every entry's expected value, so that nothing has to change when dropout is off. Two things that
-    look like faults are not: a row of dropped weights no longer sums to 1, and now and then a whole row is lost.
+    The factor keeps every entry's expected value, so that nothing has to change when dropout is off. Two
+    things look like faults and aren't: a row no longer sums to 1, and now and then a whole row is lost.
 
     Parameters
     ----------
     weights : any shape, floating.
-    p : probability of being dropped, 0 to 1; with 1 all are dropped.
+    p : probability of being dropped, from 0 to 1; with 1 all are.
 
     Returns
     -------
@@ -210,49 +224,50 @@ def dropout(weights: Tensor, p: float) -> Tensor:
 
     References
     ----------
-    Srivastava et al. 2014, "Dropout: A Simple Way to Prevent Neural Networks from Overfitting", section 4; section 10
-    has the form used here, where the survivors are scaled up in training.
+    Srivastava et al. 2014, "Dropout: A Simple Way to Prevent Neural Networks from Overfitting", section 4,
+    and section 10 for scaling the survivors up in training instead of the weights down afterwards. Their p
+    is the probability of being kept.
     """
-    check_dropout(p)
+    check_probability(p)
     survives = torch.empty_like(weights, dtype=torch.bool).bernoulli_(1.0 - p)
     return weights * survives * (1.0 / (1.0 - p) if p < 1.0 else 0.0)
 
 
-def check_dropout(p: float) -> None:
-    """ValueError unless ``p`` is a probability."""
+def check_probability(p: float) -> None:
+    """ValueError unless ``p``, a dropout rate, is a probability."""
     if not 0.0 <= p <= 1.0:
-        raise ValueError(f"dropout is a probability between 0 and 1; got {p}")
+        raise ValueError(f"dropout is a probability, between 0 and 1; got {p}")
 
 
 def _normalise(parts: Tensor, dim: int) -> Tensor:
-    """Divide by the sum along ``dim``; where there is nothing to divide, leave the zeros."""
+    """Divide by the sum along ``dim``; where the parts are all 0 they stay 0."""
     total = parts.sum(dim, keepdim=True)
     return parts / total.masked_fill(total == 0.0, 1.0)
 
 
 def _check_shapes(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> None:
-    """Refuse what doesn't fit before computing anything, naming the shapes."""
+    """Refuse what doesn't fit before anything is computed, naming the shapes."""
     shapes = f"query {tuple(query.shape)}, key {tuple(key.shape)}, value {tuple(value.shape)}"
     if min(query.dim(), key.dim(), value.dim()) < 2:
-        raise ValueError(f"query, key and value need at least two dimensions, (positions, width); got {shapes}")
-    if query.size(-1) != key.size(-1):
-        raise ValueError(f"queries are {query.size(-1)} wide and keys {key.size(-1)}; they must agree: {shapes}")
-    if query.size(-1) == 0:
-        raise ValueError(f"queries and keys have no width: {shapes}")
+        raise ValueError(f"query, key and value must be (..., positions, width); got {shapes}")
+    if query.size(-1) != key.size(-1) or query.size(-1) == 0:
+        raise ValueError(f"query and key must be equally wide, and at least 1 wide; got {shapes}")
     if key.size(-2) != value.size(-2):
-        raise ValueError(f"there are {key.size(-2)} keys and {value.size(-2)} values; each key needs one: {shapes}")
-    try:
-        torch.broadcast_shapes(query.shape[:-2], key.shape[:-2], value.shape[:-2])
-        leading = torch.broadcast_shapes(query.shape[:-2], key.shape[:-2])
-    except RuntimeError as error:
-        raise ValueError(f"the leading dimensions don't broadcast: {shapes}") from error
+        raise ValueError(f"there must be one value for each key; got {shapes}")
+    leading = _broadcast(query.shape[:-2], key.shape[:-2])
+    if leading is None or _broadcast(leading, value.shape[:-2]) is None:
+        raise ValueError(f"the leading dimensions of query, key and value must broadcast; got {shapes}")
 
     if mask is not None:
         require_bool(mask)
-        expected = torch.Size((*leading, query.size(-2), key.size(-2)))
-        try:
-            fits = torch.broadcast_shapes(mask.shape, expected) == expected
-        except RuntimeError:
-            fits = False
-        if not fits:
-            raise ValueError(f"a mask of shape {tuple(mask.shape)} doesn't broadcast to scores of shape {tuple(expected)}")
+        scores_shape = torch.Size((*leading, query.size(-2), key.size(-2)))
+        if _broadcast(mask.shape, scores_shape) != scores_shape:
+            raise ValueError(f"a mask {tuple(mask.shape)} doesn't broadcast to scores {tuple(scores_shape)}")
+
+
+def _broadcast(first: torch.Size, second: torch.Size) -> torch.Size | None:
+    """The shape that two shapes broadcast to; None if they don't."""
+    try:
+        return torch.broadcast_shapes(first, second)  # type: ignore[no-untyped-call,no-any-return]
+    except RuntimeError:
+        return None

@@ -1,9 +1,9 @@
 """Who may attend to whom, as boolean matrices: rows are queries, columns are keys, True means "may attend".
 
-That is the convention of ``torch.nn.functional.scaled_dot_product_attention``. The other one found in papers and in
-older code, a matrix M of 0 and -inf that is added to the scores, is :func:`additive_mask` away.
+That is the convention of ``torch.nn.functional.scaled_dot_product_attention``. The other one, a matrix M of 0
+and -inf that is added to the scaled scores, is :func:`additive_mask` away.
 
-Every mask is made on the device of the tensors it serves: pass ``device=x.device``, or derive it from a tensor.
+A mask must be on the device of the tensors it serves: pass ``device=x.device``.
 """
 
 from __future__ import annotations
@@ -14,21 +14,23 @@ import torch
 from torch import Tensor
 
 
-def causal_mask(num_queries: int, num_keys: int | None = None, *, device: torch.device | str | None = None) -> Tensor:
+def causal_mask(
+    num_queries: int, num_keys: int | None = None, *, device: torch.device | str | None = None
+) -> Tensor:
     """Each position sees itself and what came before it, never what comes after.
 
-    With more keys than queries (a cache holds the earlier keys) the queries are the *last* positions: query ``i``
-    stands at position ``num_keys - num_queries + i``. With fewer keys than queries, the first
-    ``num_queries - num_keys`` queries stand before every key and may attend to none.
+    With more keys than queries (a cache holds the earlier keys) the queries are the *last* positions: query
+    ``i`` stands at position ``num_keys - num_queries + i``. With fewer keys than queries, by the same count,
+    the first ``num_queries - num_keys`` queries stand before every key and may attend to none.
 
     Parameters
     ----------
-    num_queries, num_keys : numbers of positions; as many keys as queries by default.
-    device : where to make the mask.
+    num_queries, num_keys : numbers of positions; as many keys as queries if not given.
+    device : where the mask is made.
 
     Returns
     -------
-    (num_queries, num_keys) bool, True = may attend.
+    (num_queries, num_keys), bool, True = may attend.
 
     References
     ----------
@@ -42,7 +44,8 @@ def causal_mask(num_queries: int, num_keys: int | None = None, *, device: torch.
     if num_keys is None:
         num_keys = num_queries
     everything = torch.ones(num_queries, num_keys, dtype=torch.bool, device=device)
-    return everything.tril(num_keys - num_queries)  # keep key j for query i where j <= i + (num_keys - num_queries)
+    own_key = num_keys - num_queries  # the diagonal on which a query meets the key of its own position
+    return everything.tril(own_key)
 
 
 def sliding_window_mask(
@@ -50,18 +53,17 @@ def sliding_window_mask(
 ) -> Tensor:
     """A causal mask that forgets: each position sees the last ``window`` positions, itself included.
 
-    A key exactly ``window - 1`` back is the furthest one that is seen. Positions are counted as in
-    :func:`causal_mask`.
+    The furthest key it sees is ``window - 1`` back. Positions are counted as in :func:`causal_mask`.
 
     Parameters
     ----------
-    num_queries, num_keys : numbers of positions; as many keys as queries by default.
+    num_queries, num_keys : numbers of positions; as many keys as queries if not given.
     window : number of positions seen, at least 1 (itself only).
-    device : where to make the mask.
+    device : where the mask is made.
 
     Returns
     -------
-    (num_queries, num_keys) bool, True = may attend.
+    (num_queries, num_keys), bool, True = may attend.
 
     Raises
     ------
@@ -69,8 +71,8 @@ def sliding_window_mask(
 
     References
     ----------
-    Jiang et al. 2023, "Mistral 7B", section 2 (sliding window attention); Beltagy et al. 2020, "Longformer",
-    section 3.1, has the two-sided form.
+    Jiang et al. 2023, "Mistral 7B", section 2; Beltagy et al. 2020, "Longformer", section 3.1, has the form
+    that looks both ways.
 
     Examples
     --------
@@ -80,21 +82,21 @@ def sliding_window_mask(
     if window < 1:
         raise ValueError(f"window must be at least 1, the position itself; got {window}")
     past = causal_mask(num_queries, num_keys, device=device)
-    diagonal = past.size(1) - num_queries  # where a query meets its own key
-    return past.triu(diagonal - window + 1)  # drop the keys that are window or more back
+    own_key = past.size(1) - num_queries  # as above
+    return past.triu(own_key - window + 1)  # without the keys that are window or more back
 
 
 def padding_mask(attention_mask: Tensor) -> Tensor:
-    """Hide the padding of a batch: a tokenizer's attention mask, shaped to serve every head and every query.
+    """Hide the padding of a batch: a tokenizer's attention mask, shaped to serve all heads and queries.
 
     Parameters
     ----------
-    attention_mask : (B, T), bool or 0 and 1; 1 is a real token, 0 is padding.
+    attention_mask : (B, T), bool or 0 and 1; 1 is a token, 0 is padding.
 
     Returns
     -------
-    (B, 1, 1, T) bool, True = may attend; broadcasts against scores (B, num_heads, num_queries, T). For scores without
-    a heads axis, (B, num_queries, T), take ``padding_mask(...)[:, 0]``.
+    (B, 1, 1, T), bool, True = may attend, on the same device. It broadcasts to scores of (B, num_heads,
+    num_queries, T); for scores without a heads axis, (B, num_queries, T), take ``padding_mask(...)[:, 0]``.
 
     Raises
     ------
@@ -104,59 +106,59 @@ def padding_mask(attention_mask: Tensor) -> Tensor:
         raise ValueError(f"attention_mask must be (batch, tokens); got shape {tuple(attention_mask.shape)}")
     allowed = attention_mask == 1
     if not (allowed | (attention_mask == 0)).all():
-        raise ValueError("attention_mask must hold 1 for a token and 0 for padding, nothing else")
+        raise ValueError("attention_mask must hold 1 for a token and 0 for padding, and nothing else")
     return allowed[:, None, None, :]  # (B, T) -> (B, 1, 1, T)
 
 
 def combine_masks(*masks: Tensor | None) -> Tensor | None:
-    """What all of the masks allow; None stands for a mask that allows everything.
+    """What all of the masks allow. None stands for no mask.
 
     Parameters
     ----------
-    masks : bool masks whose shapes broadcast, or None.
+    masks : bool masks, True = may attend, whose shapes broadcast; or None.
 
     Returns
     -------
-    Their logical and, in the broadcast shape; None if there is no mask among them.
+    Their logical and, in the shape they broadcast to; None if every one is None.
 
     Raises
     ------
     TypeError : if a mask isn't bool.
-    ValueError : if the shapes don't broadcast.
+    ValueError : if the shapes don't broadcast, naming them.
     """
     given = [require_bool(mask) for mask in masks if mask is not None]
     try:
         return reduce(torch.logical_and, given) if given else None
     except RuntimeError as error:
         shapes = ", ".join(str(tuple(mask.shape)) for mask in given)
-        raise ValueError(f"the masks' shapes don't broadcast: {shapes}") from error
+        raise ValueError(f"the masks can't be combined, their shapes don't broadcast: {shapes}") from error
 
 
 def additive_mask(mask: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """The same mask as the matrix M that is added to the scaled scores: 0 where allowed, -inf where not.
+    """The same mask as a matrix M to add to the scaled scores: 0 where allowed, -inf where not.
 
     Parameters
     ----------
-    mask : bool, any shape, True = may attend.
-    dtype : a floating dtype; torch's default dtype if not given.
+    mask : any shape, bool, True = may attend.
+    dtype : a floating dtype; torch's default if not given.
 
     Returns
     -------
-    A tensor of 0 and -inf, same shape and device as ``mask``.
+    0 and -inf, in the shape and on the device of ``mask``.
 
     Raises
     ------
     TypeError : if ``mask`` isn't bool.
     """
-    blocked = ~require_bool(mask)
-    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(blocked, float("-inf"))
+    nothing_added = torch.zeros(mask.shape, dtype=dtype, device=mask.device)
+    return nothing_added.masked_fill(~require_bool(mask), float("-inf"))
 
 
 def require_bool(mask: Tensor) -> Tensor:
-    """``mask`` itself if it is bool, else a TypeError: numbers could mean 1 = attend, or 0 = attend (additive)."""
+    """``mask`` itself if it is bool. Else a TypeError: as a number, 0 may mean "no" or, added, "yes"."""
     if mask.dtype != torch.bool:
         raise TypeError(
             f"a mask must be bool, True = may attend; got {mask.dtype}. "
-            "If 1 means attend, pass mask == 1; if it is an additive mask of 0 and -inf, pass mask == 0"
+            "Pass mask == 1 if 1 means attend, mask == 0 if it is a mask of 0 and -inf to be added"
         )
     return mask
