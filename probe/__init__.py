@@ -1,0 +1,31 @@
+"""Attention of pretrained models, checked head by head against attention computed from scratch.
+
+>>> import probe
+>>> print(probe.verify("gpt2", "The cat sat on the mat.").verdict)  # doctest: +SKIP
+"""
+
+from probe.capture import Run, attend
+from probe.comparison import Comparison, compare
+from probe.errors import ProbeError
+from probe.masking import MaskComparison, compare_masks
+from probe.models import Model, load
+from probe.verification import Cell, HeadCheck, LayerCheck, Report, verify
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Cell",
+    "Comparison",
+    "HeadCheck",
+    "LayerCheck",
+    "MaskComparison",
+    "Model",
+    "ProbeError",
+    "Report",
+    "Run",
+    "attend",
+    "compare",
+    "compare_masks",
+    "load",
+    "verify",
+]

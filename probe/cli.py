@@ -1,0 +1,161 @@
+"""The command line: ``python -m probe verify|attend|masks|models``.
+
+Results go to stdout, everything else to stderr. Exit code 0: all is well; 1: a check failed; 2: bad input.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    help="Attention of pretrained models, checked head by head against attention computed from scratch. "
+    "Layers, heads and positions count from 0, special tokens included.",
+    epilog="Exit code 0: all is well; 1: a check failed; 2: bad input.",
+)
+
+ModelName = Annotated[
+    str,
+    typer.Argument(metavar="MODEL", help="bert, gpt2, a bundled model, a local folder or a full Hub id. See: models."),
+]
+TheText = Annotated[str, typer.Argument(metavar="TEXT", help="The text, in quotes.")]
+Pair = Annotated[str | None, typer.Option("--pair", metavar="TEXT", help="Second sentence, for models like BERT.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON value instead of a table.")]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda, mps ...; default: the GPU if there is one.")]
+Dtype = Annotated[str, typer.Option(help="float32, float64, float16 or bfloat16.")]
+Truncate = Annotated[bool, typer.Option("--truncate", help="Cut a text that is longer than the model takes, and say so.")]
+Layer = Annotated[int, typer.Argument(metavar="LAYER", help="Layer, counted from 0.")]
+Head = Annotated[int, typer.Argument(metavar="HEAD", help="Head, counted from 0.")]
+
+
+@app.command()
+def verify(
+    model: ModelName,
+    texts: Annotated[list[str] | None, typer.Argument(metavar="[TEXT]...", help="One text or several, in quotes.")] = None,
+    pair: Pair = None,
+    file: Annotated[
+        Path | None, typer.Option("--file", help="Also check every line of this UTF-8 file; empty lines are skipped.")
+    ] = None,
+    as_json: AsJson = False,
+    device: Device = None,
+    dtype: Dtype = "float32",
+    truncate: Truncate = False,
+) -> None:
+    """Recompute every head of a model from its own weights, and compare."""
+    import probe
+
+    given: list[Any] = [*(texts or []), *(_lines(file) if file else [])]
+    if not given:
+        raise typer.BadParameter("give a text, or --file.")
+    if pair is not None:
+        if len(given) != 1:
+            raise typer.BadParameter("--pair goes with exactly one text.")
+        given = [(given[0], pair)]
+    report = probe.verify(_load(model, device, dtype), given, truncate=truncate)
+    _print(report.to_dict() if as_json else str(report).rstrip())
+    if not report.passed:
+        raise typer.Exit(1)
+
+
+@app.command()
+def attend(
+    model: ModelName,
+    text: TheText,
+    layer: Layer = 0,
+    head: Head = 0,
+    pair: Pair = None,
+    as_json: AsJson = False,
+    device: Device = None,
+    dtype: Dtype = "float32",
+    truncate: Truncate = False,
+) -> None:
+    """Print one head's attention weights: a row for each query, a column for each key."""
+    import probe
+    from probe.tables import weights_table
+
+    run = probe.attend(_load(model, device, dtype), _with(text, pair), [(layer, head)], truncate=truncate)
+    _print(run.to_dict() if as_json else weights_table(run, layer, head).rstrip())
+
+
+@app.command()
+def masks(
+    model: ModelName,
+    text: TheText,
+    layer: Layer = 0,
+    head: Head = 0,
+    pair: Pair = None,
+    as_json: AsJson = False,
+    device: Device = None,
+    dtype: Dtype = "float32",
+    truncate: Truncate = False,
+) -> None:
+    """Put one trained head under the causal and the bidirectional mask."""
+    import probe
+
+    comparison = probe.compare_masks(_load(model, device, dtype), _with(text, pair), layer, head, truncate=truncate)
+    _print(comparison.to_dict() if as_json else str(comparison).rstrip())
+
+
+@app.command()
+def models(as_json: AsJson = False) -> None:
+    """List what the short and bundled names stand for on this machine."""
+    from probe.models import available
+    from probe.tables import models_table
+
+    rows = available()
+    _print(rows if as_json else models_table(rows).rstrip())
+
+
+def _load(name: str, device: str | None, dtype: str) -> Any:
+    import torch
+
+    import probe
+
+    return probe.load(name, device=device, dtype=getattr(torch, dtype, dtype))
+
+
+def _with(text: str, pair: str | None) -> Any:
+    return text if pair is None else (text, pair)
+
+
+def _lines(file: Path) -> list[str]:
+    import probe
+
+    try:
+        lines = file.read_text(encoding="utf-8-sig").splitlines()
+    except UnicodeDecodeError:
+        raise probe.ProbeError(f"{file} is not UTF-8 text: save it as UTF-8.") from None
+    except OSError as error:
+        raise probe.ProbeError(f"{file} can't be read: {error.strerror}.") from None
+    lines = [line for line in lines if line.strip()]
+    if not lines:
+        raise probe.ProbeError(f"{file} holds no text.")
+    return lines
+
+
+def _print(result: Any) -> None:
+    """To stdout, as UTF-8 whatever the terminal's locale."""
+    text = result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, allow_nan=False, indent=2)
+    sys.stdout.buffer.write(text.encode("utf-8", errors="replace") + b"\n")
+    sys.stdout.flush()
+
+
+def main() -> NoReturn:
+    """Run the command line; an error meant for people is one line on stderr and exit code 2."""
+    from probe.errors import ProbeError
+
+    try:
+        app()
+    except ProbeError as error:
+        message = f"Error: {error}\n".encode(sys.stderr.encoding or "utf-8", errors="backslashreplace")
+        sys.stderr.buffer.write(message)
+        sys.exit(2)
+    sys.exit(0)

@@ -1,0 +1,71 @@
+"""One run of a model beside the from-scratch computation of every head, for looking at."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from probe.capture import Recording, encode_for, record
+from probe.masking import MaskComparison, masks_of
+from probe.models import Model, resolve
+from probe.tokens import Encoding, Text
+from probe.verification import Report, Tally, recompute
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """All heads of one run on one text, twice. Made by ``compare``; asking it anything runs no model.
+
+    ``report`` is what ``verify`` says of the same run.
+    """
+
+    report: Report
+    recording: Recording = field(repr=False)
+    recomputed: tuple[Tensor, ...] = field(repr=False)
+
+    @property
+    def model(self) -> Model:
+        return self.recording.model
+
+    @property
+    def encoding(self) -> Encoding:
+        """The text's tokens, spans and special tokens."""
+        return self.recording.encodings[0]
+
+    def from_scratch(self, layer: int, head: int) -> Tensor:
+        """The head's weights as ``attention`` computes them: (T, T) on the CPU, [query, key]."""
+        self.model.check_head(layer, head)
+        return self.recomputed[layer][0, head].cpu()
+
+    def from_model(self, layer: int, head: int) -> Tensor:
+        """The head's weights as the model computed them: (T, T) on the CPU."""
+        self.model.check_head(layer, head)
+        return self.recording.layers[layer].weights[0, head].cpu()
+
+    def difference(self, layer: int, head: int) -> Tensor:
+        """Absolute difference of the two: (T, T)."""
+        return (self.from_scratch(layer, head) - self.from_model(layer, head)).abs()
+
+    def compare_masks(self, layer: int, head: int) -> MaskComparison:
+        """The head under the causal and the bidirectional mask."""
+        return masks_of(self.recording, layer, head)
+
+
+def compare(model: Model | str, text: Text, *, truncate: bool = False) -> Comparison:
+    """Run a model once on a text and compute every head again from scratch.
+
+    Raises
+    ------
+    ProbeError
+        If there is no such model or the text can't be taken.
+    """
+    model = resolve(model)
+    encoding = encode_for(model, text, truncate=truncate)
+    recording = record(model, [encoding])
+    tally = Tally(model, [encoding])
+    recomputed = []
+    for layer, steps, module in recompute(recording):
+        tally.add(layer, recording, steps, module, [0])
+        recomputed.append(steps.heads.weights)
+    return Comparison(tally.report(), recording, tuple(recomputed))

@@ -1,0 +1,43 @@
+"""What is known about a model family: where its attention sits and where the weights of it are stored.
+
+A family is one small file beside this one, listed in ``FAMILIES``. It answers four questions about a network: which
+modules compute attention, layer by layer (``sites``), whether a query may look ahead (``causal``), how many positions
+fit (``max_tokens``) and whether a second sentence can be given (``pairs``).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from probe.errors import ProbeError
+from probe.families import bert, gpt2
+from probe.families.site import Family, Projection, Site
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+__all__ = ["FAMILIES", "Family", "Projection", "Site", "find_family", "supported_types"]
+
+FAMILIES: tuple[Family, ...] = (bert.FAMILY, gpt2.FAMILY)
+
+
+def supported_types() -> list[str]:
+    """The ``model_type`` of every configuration that a family is known for."""
+    return [model_type for family in FAMILIES for model_type in family.model_types]
+
+
+def find_family(config: PretrainedConfig) -> Family:
+    """The family of a model, by the ``model_type`` of its configuration.
+
+    Raises
+    ------
+    ProbeError
+        If no family file describes this ``model_type``.
+    """
+    for family in FAMILIES:
+        if config.model_type in family.model_types:
+            return family
+    raise ProbeError(
+        f'Models of type "{config.model_type}" are not supported: where their attention weights are is only known '
+        f"for {', '.join(supported_types())}."
+    )

