@@ -24,7 +24,7 @@ from transformers import (
     PreTrainedModel,
     RobertaConfig,
     RobertaModel,
-    RobertaTokenizerFast,
+    RobertaTokenizer,
 )
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -147,5 +147,5 @@ def save_roberta_tokenizer(folder: Path) -> Path:
         sentences, vocab_size=ROBERTA_VOCABULARY, special_tokens=special, show_progress=False
     )
     bpe.save_model(str(folder))
-    RobertaTokenizerFast.from_pretrained(folder).save_pretrained(folder)
+    RobertaTokenizer.from_pretrained(folder).save_pretrained(folder)
     return folder
