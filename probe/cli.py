@@ -32,8 +32,8 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON value inste
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, mps ...; default: the GPU if there is one.")]
 Dtype = Annotated[str, typer.Option(help="float32, float64, float16 or bfloat16.")]
 Truncate = Annotated[bool, typer.Option("--truncate", help="Cut a text that is longer than the model takes, and say so.")]
-Layer = Annotated[int, typer.Argument(metavar="LAYER", help="Layer, counted from 0.")]
-Head = Annotated[int, typer.Argument(metavar="HEAD", help="Head, counted from 0.")]
+Layer = Annotated[int, typer.Option(help="Layer, counted from 0.")]
+Head = Annotated[int, typer.Option(help="Head, counted from 0.")]
 
 
 @app.command()
@@ -71,6 +71,7 @@ def attend(
     text: TheText,
     layer: Layer = 0,
     head: Head = 0,
+    all_heads: Annotated[bool, typer.Option("--all", help="With --json: all heads of all layers.")] = False,
     pair: Pair = None,
     as_json: AsJson = False,
     device: Device = None,
@@ -81,7 +82,10 @@ def attend(
     import probe
     from probe.tables import weights_table
 
-    run = probe.attend(_load(model, device, dtype), _with(text, pair), [(layer, head)], truncate=truncate)
+    if all_heads and not as_json:
+        raise typer.BadParameter("--all goes with --json.")
+    heads = None if all_heads else [(layer, head)]
+    run = probe.attend(_load(model, device, dtype), _with(text, pair), heads, truncate=truncate)
     _print(run.to_dict() if as_json else weights_table(run, layer, head).rstrip())
 
 
