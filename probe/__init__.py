@@ -9,6 +9,8 @@ from probe.comparison import Comparison, compare
 from probe.errors import ProbeError
 from probe.masking import MaskComparison, compare_masks
 from probe.models import Model, load
+from probe.prediction import Prediction, predict
+from probe.tracing import Trace, trace
 from probe.verification import Cell, HeadCheck, LayerCheck, Report, verify
 
 __version__ = "0.1.0"
@@ -20,12 +22,16 @@ __all__ = [
     "LayerCheck",
     "MaskComparison",
     "Model",
+    "Prediction",
     "ProbeError",
     "Report",
     "Run",
+    "Trace",
     "attend",
     "compare",
     "compare_masks",
     "load",
+    "predict",
+    "trace",
     "verify",
 ]

@@ -1,8 +1,8 @@
 """One forward pass of a model, and what its attention computed on the way.
 
-Everything that touches the inside of transformers is in this file. The pass runs on the eager backend, which is the one
-that computes attention maps at all, and is listened to with ordinary module hooks: nothing is replaced, and afterwards
-the network is as it was.
+Everything that touches the inside of transformers is in this file. The pass runs on the eager backend, which
+is the one that computes attention maps at all, and is listened to with ordinary module hooks: nothing is
+replaced, and afterwards the network is as it was.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from attention import additive_mask, causal_mask, padding_mask
 from probe.errors import ProbeError
 from probe.families import Site
 from probe.models import Model, resolve
@@ -47,14 +48,16 @@ class LayerRecord:
 class Recording:
     """One run of a model on one or more texts: ``layers[layer]`` is a ``LayerRecord``.
 
-    ``attention_mask`` is (B, T), True at real tokens. Texts are padded on the right, so position t of a text is position
-    t of its row.
+    ``attention_mask`` is (B, T), True at real tokens. Texts are padded on the right, so position t of a text
+    is position t of its row.
     """
 
     model: Model
     encodings: tuple[Encoding, ...]
     attention_mask: Tensor
     layers: tuple[LayerRecord, ...]
+    causal: bool
+    logits: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -98,7 +101,9 @@ class Run:
                 if len(self.maps) == self.num_layers * self.num_heads
                 else ", ".join(f"({one}, {other})" for one, other in sorted(self.maps))
             )
-            raise ProbeError(f"Layer {layer!r}, head {head!r} is not in this run of {self.model_name}, which has {kept}.") from None
+            raise ProbeError(
+                f"Layer {layer!r}, head {head!r} is not in this run of {self.model_name}, which has {kept}."
+            ) from None
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain numbers, strings and lists."""
@@ -173,11 +178,15 @@ def _check_heads(model: Model, heads: Sequence[tuple[int, int]] | None) -> list[
     wanted = []
     for pair in heads:
         if not isinstance(pair, Sequence) or len(pair) != 2:
-            raise ProbeError(f"heads must be (layer, head) pairs such as [(0, 0), (4, 5)]; {pair!r} is not one.")
+            raise ProbeError(
+                f"heads must be (layer, head) pairs such as [(0, 0), (4, 5)]; {pair!r} is not one."
+            )
         model.check_head(*pair)
         wanted.append((pair[0], pair[1]))
     if not wanted:
-        raise ProbeError("heads is empty: name at least one (layer, head) pair, or leave it out for all of them.")
+        raise ProbeError(
+            "heads is empty: name at least one (layer, head) pair, or leave it out for all of them."
+        )
     return wanted
 
 
@@ -190,8 +199,15 @@ def encode_for(model: Model, text: Text, *, truncate: bool = False) -> Encoding:
         return encode(model.tokenizer, text, model.max_tokens, vocab_size, truncate=truncate)
 
 
-def record(model: Model, encodings: Sequence[Encoding]) -> Recording:
+def record(
+    model: Model, encodings: Sequence[Encoding], *, causal: bool | None = None, logits: bool = False
+) -> Recording:
     """Run the model once on a batch of texts and keep what every layer's attention took in and gave out.
+
+    Parameters
+    ----------
+    causal : whether queries are kept from later tokens, in every layer; by default as the model was trained.
+    logits : whether to run the model's head for words too, if it has one.
 
     Raises
     ------
@@ -199,20 +215,30 @@ def record(model: Model, encodings: Sequence[Encoding]) -> Recording:
         If the device's memory doesn't suffice, or the network has been altered so that its attention can't be seen.
     """
     inputs, attention_mask = _batch(model, encodings)
+    if causal is None:
+        causal = model.causal
+    elif causal != model.causal:
+        # transformers takes a 4-D mask as it is, in place of the one it would make.
+        allowed = padding_mask(attention_mask)
+        if causal:
+            allowed = allowed & causal_mask(attention_mask.shape[1], device=model.device)
+        length = attention_mask.shape[1]
+        inputs["attention_mask"] = additive_mask(allowed, model.dtype).expand(-1, 1, length, length)
+    network = model.hf if logits and model.predicts_words else model.hf.base_model
     listeners = [_Listener(site) for site in model.sites]
     with model.lock, _as_loaded(model.hf), ExitStack() as hooks, torch.no_grad():
         for listener in listeners:
             for handle in listener.attach():
                 hooks.callback(handle.remove)
         try:
-            model.hf.base_model(**inputs)
+            result = network(**inputs)
         except torch.OutOfMemoryError:
             raise ProbeError(
                 f"The memory of {model.device} does not suffice for {attention_mask.shape[1]} tokens: "
                 'give a shorter text, or load the model with device="cpu".'
             ) from None
     layers = tuple(listener.record(layer) for layer, listener in enumerate(listeners))
-    return Recording(model, tuple(encodings), attention_mask, layers)
+    return Recording(model, tuple(encodings), attention_mask, layers, causal, getattr(result, "logits", None))
 
 
 def _batch(model: Model, encodings: Sequence[Encoding]) -> tuple[dict[str, Any], Tensor]:
@@ -238,7 +264,7 @@ def _batch(model: Model, encodings: Sequence[Encoding]) -> tuple[dict[str, Any],
 
 
 class _Listener:
-    """Hooks that copy nothing and change nothing: they keep references to what passes through one layer's attention."""
+    """Hooks that change and copy nothing: they keep references to what one layer's attention works on."""
 
     def __init__(self, site: Site) -> None:
         self.site = site
@@ -285,8 +311,8 @@ class _Listener:
 def _as_loaded(hf: Any) -> Iterator[None]:
     """The network in evaluation mode, eager, in full precision and not compiled; afterwards as it was before.
 
-    TF32 and bfloat16 shortcuts of float32 products are switched off meanwhile: they are faster, not other mathematics,
-    and would hide an error of 1e-3.
+    TF32 and bfloat16 shortcuts of float32 products are switched off meanwhile: they are faster, not other
+    mathematics, and would hide an error of 1e-3.
     """
     training = [module for module in hf.modules() if module.training]
     implementation = hf.config._attn_implementation

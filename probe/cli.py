@@ -1,4 +1,4 @@
-"""The command line: ``python -m probe verify|attend|masks|models``.
+"""The command line: ``python -m probe verify|attend|masks|trace|models``.
 
 Results go to stdout, everything else to stderr. Exit code 0: all is well; 1: a check failed; 2: bad input.
 """
@@ -24,14 +24,20 @@ app = typer.Typer(
 
 ModelName = Annotated[
     str,
-    typer.Argument(metavar="MODEL", help="bert, gpt2, a bundled model, a local folder or a full Hub id. See: models."),
+    typer.Argument(
+        metavar="MODEL", help="bert, gpt2, a bundled model, a local folder or a full Hub id. See: models."
+    ),
 ]
 TheText = Annotated[str, typer.Argument(metavar="TEXT", help="The text, in quotes.")]
-Pair = Annotated[str | None, typer.Option("--pair", metavar="TEXT", help="Second sentence, for models like BERT.")]
+Pair = Annotated[
+    str | None, typer.Option("--pair", metavar="TEXT", help="Second sentence, for models like BERT.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON value instead of a table.")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, mps ...; default: the GPU if there is one.")]
 Dtype = Annotated[str, typer.Option(help="float32, float64, float16 or bfloat16.")]
-Truncate = Annotated[bool, typer.Option("--truncate", help="Cut a text that is longer than the model takes, and say so.")]
+Truncate = Annotated[
+    bool, typer.Option("--truncate", help="Cut a text that is longer than the model takes, and say so.")
+]
 Layer = Annotated[int, typer.Option(help="Layer, counted from 0.")]
 Head = Annotated[int, typer.Option(help="Head, counted from 0.")]
 
@@ -39,10 +45,13 @@ Head = Annotated[int, typer.Option(help="Head, counted from 0.")]
 @app.command()
 def verify(
     model: ModelName,
-    texts: Annotated[list[str] | None, typer.Argument(metavar="[TEXT]...", help="One text or several, in quotes.")] = None,
+    texts: Annotated[
+        list[str] | None, typer.Argument(metavar="[TEXT]...", help="One text or several, in quotes.")
+    ] = None,
     pair: Pair = None,
     file: Annotated[
-        Path | None, typer.Option("--file", help="Also check every line of this UTF-8 file; empty lines are skipped.")
+        Path | None,
+        typer.Option("--file", help="Also check every line of this UTF-8 file; empty lines are skipped."),
     ] = None,
     as_json: AsJson = False,
     device: Device = None,
@@ -95,6 +104,9 @@ def masks(
     text: TheText,
     layer: Layer = 0,
     head: Head = 0,
+    whole_model: Annotated[
+        bool, typer.Option("--whole-model", help="Put every layer under the other mask, not only this head.")
+    ] = False,
     pair: Pair = None,
     as_json: AsJson = False,
     device: Device = None,
@@ -104,8 +116,30 @@ def masks(
     """Put one trained head under the causal and the bidirectional mask."""
     import probe
 
-    comparison = probe.compare_masks(_load(model, device, dtype), _with(text, pair), layer, head, truncate=truncate)
+    comparison = probe.compare_masks(
+        _load(model, device, dtype), _with(text, pair), layer, head, whole_model=whole_model, truncate=truncate
+    )
     _print(comparison.to_dict() if as_json else str(comparison).rstrip())
+
+
+@app.command()
+def trace(
+    model: ModelName,
+    text: TheText,
+    query: Annotated[int, typer.Option(help="Position of the query's token, counted from 0.")] = 0,
+    layer: Layer = 0,
+    head: Head = 0,
+    pair: Pair = None,
+    as_json: AsJson = False,
+    device: Device = None,
+    dtype: Dtype = "float32",
+    truncate: Truncate = False,
+) -> None:
+    """Follow one query of one head, number by number."""
+    import probe
+
+    result = probe.trace(_load(model, device, dtype), _with(text, pair), layer, head, query, truncate=truncate)
+    _print(result.to_dict() if as_json else str(result).rstrip())
 
 
 @app.command()
@@ -147,7 +181,11 @@ def _lines(file: Path) -> list[str]:
 
 def _print(result: Any) -> None:
     """To stdout, as UTF-8 whatever the terminal's locale."""
-    text = result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, allow_nan=False, indent=2)
+    text = (
+        result
+        if isinstance(result, str)
+        else json.dumps(result, ensure_ascii=False, allow_nan=False, indent=2)
+    )
     sys.stdout.buffer.write(text.encode("utf-8", errors="replace") + b"\n")
     sys.stdout.flush()
 

@@ -9,7 +9,9 @@ from torch import Tensor
 from probe.capture import Recording, encode_for, record
 from probe.masking import MaskComparison, masks_of
 from probe.models import Model, resolve
+from probe.prediction import Prediction, predictions_of
 from probe.tokens import Encoding, Text
+from probe.tracing import Trace, trace_of
 from probe.verification import Report, Tally, recompute
 
 
@@ -47,9 +49,17 @@ class Comparison:
         """Absolute difference of the two: (T, T)."""
         return (self.from_scratch(layer, head) - self.from_model(layer, head)).abs()
 
-    def compare_masks(self, layer: int, head: int) -> MaskComparison:
-        """The head under the causal and the bidirectional mask."""
-        return masks_of(self.recording, layer, head)
+    def compare_masks(self, layer: int, head: int, *, other: Recording | None = None) -> MaskComparison:
+        """The head under the causal and the bidirectional mask; ``other`` as for ``masking.masks_of``."""
+        return masks_of(self.recording, layer, head, other=other)
+
+    def trace(self, layer: int, head: int, query: int) -> Trace:
+        """One row of one head, number by number."""
+        return trace_of(self.recording, layer, head, query)
+
+    def predictions(self, k: int = 5) -> tuple[Prediction, ...]:
+        """The model's likeliest words, where it has a head for words and the text leaves something to predict."""
+        return predictions_of(self.recording, k)
 
 
 def compare(model: Model | str, text: Text, *, truncate: bool = False) -> Comparison:
@@ -62,7 +72,7 @@ def compare(model: Model | str, text: Text, *, truncate: bool = False) -> Compar
     """
     model = resolve(model)
     encoding = encode_for(model, text, truncate=truncate)
-    recording = record(model, [encoding])
+    recording = record(model, [encoding], logits=True)
     tally = Tally(model, [encoding])
     recomputed = []
     for layer, steps, module in recompute(recording):

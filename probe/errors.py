@@ -2,7 +2,7 @@
 
 
 class ProbeError(ValueError):
-    """Something the caller can put right; ``str(error)`` is one sentence that says what is wrong and what to do.
+    """Something the caller can put right; ``str(error)`` says in one sentence what is wrong and what to do.
 
     The command line prints it and exits with 2, the app shows it in the page; neither shows a traceback.
     """

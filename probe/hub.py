@@ -48,8 +48,9 @@ def download(repo_id: str) -> Path:
     Raises
     ------
     ProbeError
-        If the Hub is out of reach or doesn't answer within ``ANSWER_SECONDS``, has no such model, doesn't let the caller
-        have it, or has it only as a pickle; if the download takes longer than ``DOWNLOAD_SECONDS``.
+        If the Hub is out of reach or doesn't answer within ``ANSWER_SECONDS``, has no such model, doesn't let
+        the caller have it, or has it only as a pickle; if the download takes longer than
+        ``DOWNLOAD_SECONDS``.
     """
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in {"1", "ON", "YES", "TRUE"}:
         raise ProbeError(
@@ -57,30 +58,37 @@ def download(repo_id: str) -> Path:
             'or use the bundled "bert" and "gpt2".'
         )
     unreachable = (
-        f'"{repo_id}" is not in the Hub cache, and the Hugging Face Hub can\'t be reached: check the network, '
-        'give a local folder, or use the bundled "bert" and "gpt2".'
+        f'"{repo_id}" is not in the Hub cache, and the Hugging Face Hub can\'t be reached: check the '
+        'network, give a local folder, or use the bundled "bert" and "gpt2".'
     )
     try:
-        info = _within(ANSWER_SECONDS, lambda: huggingface_hub.HfApi().model_info(repo_id, timeout=ANSWER_SECONDS))
+        info = _within(
+            ANSWER_SECONDS, lambda: huggingface_hub.HfApi().model_info(repo_id, timeout=ANSWER_SECONDS)
+        )
     except TimeoutError:
         raise ProbeError(unreachable) from None
     except GatedRepoError:
         raise ProbeError(
-            f'"{repo_id}" is gated: accept its terms on its page on the Hub, then log in with "hf auth login".'
+            f'"{repo_id}" is gated: accept its terms on its page on the Hub, then log in with '
+            '"hf auth login".'
         ) from None
     except RepositoryNotFoundError:
-        raise ProbeError(f'The Hub has no public model "{repo_id}": check the spelling, owner included.') from None
+        raise ProbeError(
+            f'The Hub has no public model "{repo_id}": check the spelling, owner included.'
+        ) from None
     except Exception:  # every HTTP stack has its own errors for a network that is down
         raise ProbeError(unreachable) from None
     if not any(str(sibling.rfilename).endswith(".safetensors") for sibling in info.siblings or []):
         raise ProbeError(
-            f'"{repo_id}" has no weights as safetensors on the Hub, only formats that can run code when opened: '
-            "use another revision or model, or convert it yourself and give the folder."
+            f'"{repo_id}" has no weights as safetensors on the Hub, only formats that can run code when '
+            "opened: use another revision or model, or convert it yourself and give the folder."
         )
     try:
         folder = _within(
             DOWNLOAD_SECONDS,
-            lambda: huggingface_hub.snapshot_download(repo_id, allow_patterns=_FILES, ignore_patterns=["*/*"]),
+            lambda: huggingface_hub.snapshot_download(
+                repo_id, allow_patterns=_FILES, ignore_patterns=["*/*"]
+            ),
         )
     except TimeoutError:
         raise ProbeError(
@@ -88,12 +96,14 @@ def download(repo_id: str) -> Path:
             "what has arrived is kept: try again to go on from there."
         ) from None
     except (HfHubHTTPError, OSError) as error:
-        raise ProbeError(f'Downloading "{repo_id}" failed ({type(error).__name__}): try again to go on.') from None
+        raise ProbeError(
+            f'Downloading "{repo_id}" failed ({type(error).__name__}): try again to go on.'
+        ) from None
     return Path(folder)
 
 
 def _within(seconds: float, call: Callable[[], Result]) -> Result:
-    """``call()``, or TimeoutError: the libraries' own time-outs don't cover a server that accepts and never answers."""
+    """``call()``, or TimeoutError; the libraries' own limits don't cover a silent server that accepts."""
     outcome: dict[str, Any] = {}
 
     def work() -> None:

@@ -18,15 +18,18 @@ Direction = Literal["causal", "bidirectional"]
 
 @dataclass(frozen=True)
 class MaskComparison:
-    """One head of one run under the causal and under no mask, from the same queries and keys.
+    """One head under the causal and under no mask.
+
+    From the same queries and keys, unless ``whole_model``: then every layer of a second run was under the other mask, and
+    so were the layers that this head's queries and keys come from.
 
     Attributes
     ----------
     model_name, source, layer, head : which head.
     text, tokens, spans, special, truncated : as in a ``Run``.
     causal, bidirectional : (T, T) attention weights on the CPU, [query, key].
-    moved : (T,), the weight each query moves: half the sum of the absolute differences of its two rows. It equals the
-        weight that the query puts on later tokens when it may.
+    moved : (T,), the weight each query moves: half the sum of the absolute differences of its two rows. It
+        equals the weight that the query puts on later tokens when it may.
     trained_with : "causal" or "bidirectional", the mask the model was trained with.
     labels : a caption for each of the two.
     """
@@ -44,6 +47,7 @@ class MaskComparison:
     bidirectional: Tensor
     moved: Tensor
     trained_with: Direction
+    whole_model: bool
 
     @property
     def labels(self) -> dict[str, str]:
@@ -54,11 +58,17 @@ class MaskComparison:
         }
 
     @property
+    def later(self) -> Tensor:
+        return self.bidirectional.triu(1).sum(-1)
+
+    @property
     def summary(self) -> str:
         """The comparison in one line."""
+        scope = "the other mask in every layer" if self.whole_model else "the other mask in this layer only"
         return (
-            f"Layer {self.layer}, head {self.head} of {self.model_name}, trained with the {self.trained_with} mask: "
-            f"without the causal mask a query has {float(self.moved.mean()):.1%} of its weight on later tokens, on average."
+            f"Layer {self.layer}, head {self.head} of {self.model_name}, trained with the {self.trained_with} mask "
+            f"({scope}): without the causal mask a query has {float(self.later.mean()):.1%} of its weight on later "
+            f"tokens, on average; {float(self.moved.mean()):.1%} of the weight moves."
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -73,6 +83,7 @@ class MaskComparison:
             "special": list(self.special),
             "truncated": self.truncated,
             "trained_with": self.trained_with,
+            "whole_model": self.whole_model,
             "labels": self.labels,
             "causal": self.causal.tolist(),
             "bidirectional": self.bidirectional.tolist(),
@@ -86,10 +97,23 @@ class MaskComparison:
         return masks_table(self)
 
 
-def compare_masks(model: Model | str, text: Text, layer: int, head: int, *, truncate: bool = False) -> MaskComparison:
-    """Run a model once, and put one trained head under the mask it was trained with and under the other.
+def compare_masks(
+    model: Model | str,
+    text: Text,
+    layer: int,
+    head: int,
+    *,
+    whole_model: bool = False,
+    truncate: bool = False,
+) -> MaskComparison:
+    """Put one trained head under the mask it was trained with and under the other.
 
-    Only this head's mask is changed, not the layers before it: queries and keys are those of the model's own run.
+    Parameters
+    ----------
+    whole_model
+        False: one run of the model; only this head's mask is changed, its queries and keys stay those of the run.
+        True: a second run with the other mask in every layer, so that this head also sees what the layers before it
+        make of the other mask.
 
     Raises
     ------
@@ -98,22 +122,30 @@ def compare_masks(model: Model | str, text: Text, layer: int, head: int, *, trun
     """
     model = resolve(model)
     model.check_head(layer, head)
-    return masks_of(record(model, [encode_for(model, text, truncate=truncate)]), layer, head)
+    recording = record(model, [encode_for(model, text, truncate=truncate)])
+    return masks_of(recording, layer, head, other=rerun_masked(recording) if whole_model else None)
 
 
-def masks_of(recording: Recording, layer: int, head: int) -> MaskComparison:
-    """``compare_masks`` for a run that has been recorded already, of a single text."""
-    model = recording.model
+def rerun_masked(recording: Recording) -> Recording:
+    """The same text through the whole model again, under the mask it was not trained with."""
+    return record(recording.model, recording.encodings, causal=not recording.causal)
+
+
+def masks_of(
+    recording: Recording, layer: int, head: int, *, other: Recording | None = None
+) -> MaskComparison:
+    """``compare_masks`` for a run of a single text that has been recorded already.
+
+    ``other`` is the run under the other mask, from ``rerun_masked``; without it the head's queries and keys stay as
+    they are and only its mask is changed.
+    """
+    model, (encoding,) = recording.model, recording.encodings
     model.check_head(layer, head)
-    seen, (encoding,) = recording.layers[layer], recording.encodings
-    query, key, value = (part[0, head] for part in (seen.query, seen.key, seen.value))  # (T, head_dim)
-    scale = model.sites[layer].scale
-
-    def weights(mask: Tensor | None) -> Tensor:
-        return scaled_dot_product_attention(query, key, value, mask=mask, scale=scale, keep_steps=False).weights.cpu()
-
-    with torch.no_grad():
-        causal, bidirectional = weights(causal_mask(len(encoding), device=query.device)), weights(None)
+    trained, untrained = (True, False) if model.causal else (False, True)
+    maps = {
+        trained: _weights(recording, layer, head, causal=trained),
+        untrained: _weights(other or recording, layer, head, causal=untrained),
+    }
     return MaskComparison(
         model_name=model.name,
         source=model.source,
@@ -124,8 +156,21 @@ def masks_of(recording: Recording, layer: int, head: int) -> MaskComparison:
         spans=encoding.spans,
         special=encoding.special,
         truncated=encoding.truncated,
-        causal=causal,
-        bidirectional=bidirectional,
-        moved=(causal - bidirectional).abs().sum(-1) / 2,
+        causal=maps[True],
+        bidirectional=maps[False],
+        moved=(maps[True] - maps[False]).abs().sum(-1) / 2,
         trained_with="causal" if model.causal else "bidirectional",
+        whole_model=other is not None,
     )
+
+
+def _weights(recording: Recording, layer: int, head: int, *, causal: bool) -> Tensor:
+    """One head's weights (T, T) under a mask, from the queries and keys of a run."""
+    seen = recording.layers[layer]
+    query, key, value = (part[0, head] for part in (seen.query, seen.key, seen.value))  # (T, head_dim)
+    mask = causal_mask(len(query), device=query.device) if causal else None
+    with torch.no_grad():
+        steps = scaled_dot_product_attention(
+            query, key, value, mask=mask, scale=recording.model.sites[layer].scale, keep_steps=False
+        )
+    return steps.weights.cpu()

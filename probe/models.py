@@ -93,6 +93,11 @@ class Model:
         return self.family.pairs
 
     @property
+    def predicts_words(self) -> bool:
+        """Whether it has a head that gives every word of the vocabulary a score."""
+        return self.hf.get_output_embeddings() is not None
+
+    @property
     def device(self) -> torch.device:
         return self.hf.device
 
@@ -104,8 +109,8 @@ class Model:
     def sha256(self) -> str | None:
         """SHA-256 of the weights' file.
 
-        For weights in several files, of the lines ``<sha256>  <file name>`` in the order of their names, as the command
-        sha256sum prints them. None for a network that was handed over as an object.
+        For weights in several files, of the lines ``<sha256>  <file name>`` in the order of their names, as
+        the command sha256sum prints them. None for a network that was handed over as an object.
         """
         if self.folder is None:
             return None
@@ -145,30 +150,32 @@ def load(
     Parameters
     ----------
     name
-        ``"bert"`` or ``"gpt2"``: google-bert/bert-base-uncased and openai-community/gpt2 if they are already in the Hub
-        cache, else the bundled all-MiniLM-L6-v2 and gpt2-stories; these two never download anything.
-        Or a bundled model's name, a local folder, or a full Hub id, which is taken from the cache if it is there and else
-        downloaded. Or a transformers network, together with its ``tokenizer``; it stays on its device and in its dtype.
+        ``"bert"`` or ``"gpt2"``: google-bert/bert-base-uncased and openai-community/gpt2 if they are already
+        in the Hub cache, else the bundled all-MiniLM-L6-v2 and gpt2-stories; these two never download
+        anything. Or a bundled model's name, a local folder, or a full Hub id, which is taken from the cache
+        if it is there and else downloaded. Or a transformers network, together with its ``tokenizer``; it
+        stays on its device and in its dtype.
     device
         Default: CUDA if there is one, else MPS, else the CPU.
     dtype
-        What the weights are converted to and the model computes in; float32 unless asked otherwise, whatever the
-        checkpoint stores.
+        What the weights are converted to and the model computes in; float32 unless asked otherwise, whatever
+        the checkpoint stores.
     tokenizer
         Used in place of the one that comes with the model.
 
     Raises
     ------
     ProbeError
-        If there is no such model or the Hub is out of reach, if the checkpoint is incomplete, not in safetensors, an
-        adapter or of an unsupported kind, or if the device or dtype can't be had.
+        If there is no such model or the Hub is out of reach, if the checkpoint is incomplete, not in
+        safetensors, an adapter or of an unsupported kind, or if the device or dtype can't be had.
     """
     if isinstance(name, nn.Module):
         return _wrap(name, tokenizer)
     if not isinstance(name, str) or not name.strip():
         raise ProbeError(
-            'A model is named by a string ("bert", "gpt2", a local folder or a Hub id such as openai-community/gpt2), '
-            f"or is a transformers model given together with its tokenizer; this is {_described(name)}."
+            'A model is named by a string ("bert", "gpt2", a local folder or a Hub id such as '
+            f"openai-community/gpt2), or is a transformers model given together with its tokenizer; this is "
+            f"{_described(name)}."
         )
     if dtype not in DTYPES:
         raise ProbeError(f"dtype must be one of {', '.join(map(str, DTYPES))}, not {dtype!r}.")
@@ -199,7 +206,9 @@ def available() -> list[dict[str, str]]:
 
 
 def _described(value: object) -> str:
-    return "an empty string" if isinstance(value, str) else "None" if value is None else f"a {type(value).__name__}"
+    if isinstance(value, str):
+        return "an empty string"
+    return "None" if value is None else f"a {type(value).__name__}"
 
 
 def _wrap(network: nn.Module, tokenizer: PreTrainedTokenizerBase | None) -> Model:
@@ -231,7 +240,9 @@ def _device(device: str | torch.device | None, dtype: torch.dtype) -> torch.devi
         torch.empty(0, device=where, dtype=dtype)
     except (RuntimeError, AssertionError, TypeError, NotImplementedError) as error:
         reason = str(error).strip().splitlines()[0].rstrip(".")
-        raise ProbeError(f'The device "{device}" can\'t be used here with {dtype}: {reason}. Try device="cpu".') from None
+        raise ProbeError(
+            f'The device "{device}" can\'t be used here with {dtype}: {reason}. Try device="cpu".'
+        ) from None
     return where
 
 
@@ -301,8 +312,8 @@ def _check_folder(folder: Path) -> None:
     """Say what is wrong with a folder before transformers looks at it."""
     if (folder / "adapter_config.json").is_file():
         raise ProbeError(
-            f"{folder} holds an adapter (adapter_config.json), not a whole model: merge it with its base model "
-            "(peft's merge_and_unload, then save_pretrained) and give that folder."
+            f"{folder} holds an adapter (adapter_config.json), not a whole model: merge it with its base "
+            "model (peft's merge_and_unload, then save_pretrained) and give that folder."
         )
     if not (folder / "config.json").is_file():
         raise ProbeError(f"{folder} holds no config.json: give the folder that save_pretrained wrote.")
@@ -310,9 +321,9 @@ def _check_folder(folder: Path) -> None:
         pickles = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in folder.glob(pattern))
         if pickles:
             raise ProbeError(
-                f"{folder} has its weights only as {pickles[0]}, a pickle, which can run code when it is opened: convert "
-                "it to safetensors, from a source you trust, by loading it once in transformers and calling "
-                "save_pretrained (it writes model.safetensors)."
+                f"{folder} has its weights only as {pickles[0]}, a pickle, which can run code when it is opened. "
+                "If you trust its source, convert it to safetensors: load it once in transformers and call "
+                "save_pretrained, which writes model.safetensors."
             )
         raise ProbeError(f"{folder} holds no weights: model.safetensors is missing.")
 
@@ -378,7 +389,7 @@ def _progress(folder: Path) -> Iterator[None]:
 
 
 def _network_class(config: Any) -> Any:
-    """The class the checkpoint was saved from, with its head for words if it has one; else the bare network."""
+    """The class the checkpoint was saved from, with its head for words if any; else the bare network."""
     for architecture in getattr(config, "architectures", None) or []:
         candidate = getattr(transformers, architecture, None)
         if isinstance(candidate, type) and issubclass(candidate, PreTrainedModel):
@@ -390,7 +401,9 @@ def _check_complete(hf: PreTrainedModel, info: dict[str, Any], folder: Path) -> 
     """Refuse a checkpoint without the weights that attention depends on; they would be random numbers."""
     prefix = hf.base_model_prefix + "." if hf.base_model is not hf else ""
     needed = [
-        key for key in sorted(info["missing_keys"]) if key.startswith(prefix) and not key.startswith(f"{prefix}pooler.")
+        key
+        for key in sorted(info["missing_keys"])
+        if key.startswith(prefix) and not key.startswith(f"{prefix}pooler.")
     ]
     wrong = [str(item[0] if isinstance(item, tuple) else item) for item in info.get("mismatched_keys", ())]
     if needed or wrong:
@@ -398,8 +411,8 @@ def _check_complete(hf: PreTrainedModel, info: dict[str, Any], folder: Path) -> 
         others = len(needed or wrong) - 1
         more = f" and {others} more" if others else ""
         raise ProbeError(
-            f"The checkpoint in {folder} {what}{more}: without all weights its attention would be partly random. "
-            "Copy or download it again."
+            f"The checkpoint in {folder} {what}{more}: without all weights its attention would be partly "
+            "random. Copy or download it again."
         )
 
 

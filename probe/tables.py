@@ -12,13 +12,26 @@ from rich.text import Text as Line
 
 if TYPE_CHECKING:
     from probe.capture import Run
+    from torch import Tensor
+
     from probe.masking import MaskComparison
+    from probe.tracing import Trace
     from probe.verification import HeadCheck, LayerCheck, Report
 
 
 def report_table(report: Report) -> str:
     """The whole report: one line a head, one a layer, and what was checked."""
-    heads = _table("layer", "head", "max error", "mean error", "tolerance", "worst at query, key", "forbidden", "loops", "")
+    heads = _table(
+        "layer",
+        "head",
+        "max error",
+        "mean error",
+        "tolerance",
+        "worst at query, key",
+        "forbidden",
+        "loops",
+        "",
+    )
     for check in report.heads:
         heads.add_row(*_head_cells(check))
     layers = _table("layer", "output error", "tolerance", "")
@@ -44,7 +57,11 @@ def _head_cells(check: HeadCheck) -> list[str | Line]:
         f"{check.mean_abs_error:.1e}",
         f"{check.tolerance:.1e}",
         Line(f"{worst.query} {worst.query_token}, {worst.key} {worst.key_token}"),
-        "" if check.forbidden_weight is None else f"{check.forbidden_weight:.1e}" if check.forbidden_weight else "0",
+        ""
+        if check.forbidden_weight is None
+        else f"{check.forbidden_weight:.1e}"
+        if check.forbidden_weight
+        else "0",
         "" if check.loops_error is None else f"{check.loops_error:.1e}",
         _mark(check),
     ]
@@ -56,13 +73,14 @@ def _mark(check: HeadCheck | LayerCheck) -> str:
 
 def masks_table(comparison: MaskComparison) -> str:
     """How much weight each query has on later tokens once it may look at them."""
-    table = _table("query", "token", "weight moved", "largest without the mask on")
+    table = _table("query", "token", "weight moved", "on later tokens", "largest without the mask on")
     for query, token in enumerate(comparison.tokens):
         key = int(comparison.bidirectional[query].argmax())
         table.add_row(
             str(query),
             Line(token),
             f"{float(comparison.moved[query]):.4f}",
+            f"{float(comparison.later[query]):.4f}",
             Line(f"{key} {comparison.tokens[key]} ({float(comparison.bidirectional[query, key]):.3f})"),
         )
     return f"{comparison.summary}\n\n" + render(table)
@@ -71,7 +89,9 @@ def masks_table(comparison: MaskComparison) -> str:
 def _table(*columns: str) -> Table:
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for name in columns:
-        table.add_column(name, justify="left" if name in {"", "token"} or "," in name or " on" in name else "right")
+        table.add_column(
+            name, justify="left" if name in {"", "token"} or "," in name or " on" in name else "right"
+        )
     return table
 
 
@@ -103,3 +123,63 @@ def models_table(rows: list[dict[str, str]]) -> str:
     for row in rows:
         table.add_row(*(Line(row[key]) for key in ("name", "model", "source")))
     return render(table)
+
+
+def trace_table(trace: Trace) -> str:
+    """A trace to be followed with a pocket calculator: seven significant digits a number."""
+
+    def vector(values: Tensor) -> str:
+        return "  ".join(digits(value) for value in values.tolist())
+
+    keys = _table(
+        "key", "token", "dot product", "scaled", "masked", "exponential", "weight", "model's weight"
+    )
+    for position, token in enumerate(trace.tokens):
+        keys.add_row(
+            str(position),
+            Line(token),
+            digits(trace.dot_products[position]),
+            digits(trace.scaled[position]),
+            digits(trace.masked[position]) if trace.allowed[position] else "-inf",
+            digits(trace.exponentials[position]),
+            digits(trace.weights[position]),
+            digits(trace.model_weights[position]),
+        )
+    vectors = _table("key", "token", "key vector")
+    for position, token in enumerate(trace.tokens):
+        vectors.add_row(str(position), Line(token), vector(trace.keys[position]))
+    values = _table("key", "token", "value vector")
+    for position, token in enumerate(trace.tokens):
+        values.add_row(str(position), Line(token), vector(trace.values[position]))
+    lines = [
+        f"{trace.model_name} ({trace.source}), layer {trace.layer}, head {trace.head}, "
+        f"query {trace.query} {trace.tokens[trace.query]}",
+        *([trace.truncated] if trace.truncated else []),
+        "",
+        f"input at this position: {vector(trace.input)}",
+        "",
+        f"query vector = input x query weights + bias: {vector(trace.query_vector)}",
+        "",
+        f"dot product = query vector . key vector;  scaled = dot product x {digits(trace.scale)};  "
+        "masked = -inf for keys the mask forbids",
+        f"exponential = exp(masked - {digits(trace.maximum)}), the largest;  their sum is "
+        f"{digits(trace.exponential_sum)};  weight = exponential / sum",
+        "",
+        render(keys).rstrip(),
+        "",
+        f"largest difference from the model's own weights: {trace.max_abs_error:.1e}",
+        "",
+        render(vectors).rstrip(),
+        "",
+        render(values).rstrip(),
+        "",
+        f"context vector = sum of weight x value vector: {vector(trace.context)}",
+        "",
+        f"this head's share of the layer's output = context x its output weights: {vector(trace.output_share)}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def digits(value: float | Tensor) -> str:
+    """A number with seven significant digits."""
+    return f"{float(value):.7g}"

@@ -1,7 +1,8 @@
 """Text in, token ids and readable tokens out.
 
-What a token is called on screen is decided here and nowhere else: by the part of the text that it covers, so that no
-byte symbols of a vocabulary ever show. Positions count from 0, special tokens included; spans count code points.
+What a token is called on screen is decided here and nowhere else: by the part of the text that it covers, so
+that no byte symbols of a vocabulary ever show. Positions count from 0, special tokens included; spans count
+code points.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ class Encoding:
     text : the text as given, or the pair of texts.
     ids : token ids, special tokens included.
     tokens : what each token is called on screen.
-    spans : (start, end) of each token in its text, in code points; (0, 0) for a token that stands for no text.
-        None if the tokenizer keeps no spans.
+    spans : (start, end) of each token in its text, in code points; (0, 0) for a token that stands for no
+        text. None if the tokenizer keeps no spans.
     special : True for special tokens, those typed in the text included.
-    words : for each token the index of the word it is part of (as the tokenizer splits words), None for special
-        tokens. None if the tokenizer keeps no words.
+    words : for each token the index of the word it is part of (as the tokenizer splits words), None for
+        special tokens. None if the tokenizer keeps no words.
     segments : 0 for the first text of a pair, 1 for the second, as the tokenizer assigns them to all tokens.
     segment_ids_used : whether the model is given the segments.
     truncated : one sentence saying what was cut, or None.
@@ -63,19 +64,20 @@ def check_text(text: Text) -> None:
     Raises
     ------
     ProbeError
-        For anything but a string or a pair of strings, for an empty text or one of spaces only, for text that is not
-        valid Unicode (a lone surrogate), and for more than ``MAX_CHARACTERS`` characters.
+        For anything but a string or a pair of strings, for an empty text or one of spaces only, for text that
+        is not valid Unicode (a lone surrogate), and for more than ``MAX_CHARACTERS`` characters.
     """
     parts = text if isinstance(text, tuple) else (text,)
     if not all(isinstance(part, str) for part in parts) or (isinstance(text, tuple) and len(parts) != 2):
-        given = "(" + ", ".join(type(part).__name__ for part in parts) + ")" if isinstance(text, tuple) else None
+        kinds = ", ".join(type(part).__name__ for part in parts)
+        given = f"({kinds})" if isinstance(text, tuple) else kinds
         raise ProbeError(
-            f"A text must be a string, or a tuple of two strings for a sentence pair, not {given or type(text).__name__}."
+            f"A text must be a string, or a tuple of two strings for a sentence pair, not {given}."
         )
     for part in parts:
         if len(part) > MAX_CHARACTERS:
             raise ProbeError(
-                f"The text has {len(part):,} characters; at most {MAX_CHARACTERS:,} are read. Give a shorter text."
+                f"The text has {len(part):,} characters; at most {MAX_CHARACTERS:,} are read. Shorten it."
             )
         if not part.strip():
             found = "holds only spaces" if part else "is empty"
@@ -90,29 +92,38 @@ def check_text(text: Text) -> None:
             ) from None
 
 
-def encode(tokenizer: PreTrainedTokenizerBase, text: Text, max_tokens: int, vocab_size: int, *, truncate: bool) -> Encoding:
+def encode(
+    tokenizer: PreTrainedTokenizerBase, text: Text, max_tokens: int, vocab_size: int, *, truncate: bool
+) -> Encoding:
     """Tokenise ``text`` for a model of ``max_tokens`` positions.
 
     Raises
     ------
     ProbeError
-        As ``check_text``; if the text needs more than ``max_tokens`` tokens and ``truncate`` is False; if a token id is
-        not in the model's vocabulary; if no token is left.
+        As ``check_text``; if the text needs more than ``max_tokens`` tokens and ``truncate`` is False; if a
+        token id is not in the model's vocabulary; if no token is left.
     """
     check_text(text)
     arguments = text if isinstance(text, tuple) else (text,)
-    options: dict[str, Any] = {"return_special_tokens_mask": True, "return_offsets_mapping": tokenizer.is_fast}
+    options: dict[str, Any] = {
+        "return_special_tokens_mask": True,
+        "return_offsets_mapping": tokenizer.is_fast,
+    }
     batch = tokenizer(*arguments, truncation=False, padding=False, verbose=False, **options)
     full = len(batch["input_ids"])
     truncated = None
     if full > max_tokens:
         if not truncate:
             raise ProbeError(
-                f"The text has {full:,} tokens, special tokens included; this model takes at most {max_tokens:,}. "
-                "Shorten it, or ask for it to be cut (truncate=True, --truncate)."
+                f"The text has {full:,} tokens, special tokens included; this model takes at most "
+                f"{max_tokens:,}. Shorten it, or ask for it to be cut (truncate=True, --truncate)."
             )
-        batch = tokenizer(*arguments, truncation=True, max_length=max_tokens, padding=False, verbose=False, **options)
-        truncated = f"Cut to the first {len(batch['input_ids']):,} of {full:,} tokens, all that this model takes."
+        batch = tokenizer(
+            *arguments, truncation=True, max_length=max_tokens, padding=False, verbose=False, **options
+        )
+        truncated = (
+            f"Cut to the first {len(batch['input_ids']):,} of {full:,} tokens, all that this model takes."
+        )
 
     ids = tuple(batch["input_ids"])
     if not ids:
@@ -130,7 +141,8 @@ def encode(tokenizer: PreTrainedTokenizerBase, text: Text, max_tokens: int, voca
     sources = [arguments[sequence or 0] for sequence in sequences]
     spans = None if offsets is None else _cover_combining_marks(sources, sequences, offsets)
     special = tuple(
-        is_added or _is_typed_special(tokenizer, token_id, None if spans is None else source[slice(*spans[i])])
+        is_added
+        or _is_typed_special(tokenizer, token_id, None if spans is None else source[slice(*spans[i])])
         for i, (is_added, token_id, source) in enumerate(zip(added, ids, sources, strict=True))
     )
     return Encoding(
@@ -147,7 +159,7 @@ def encode(tokenizer: PreTrainedTokenizerBase, text: Text, max_tokens: int, voca
 
 
 def _is_typed_special(tokenizer: PreTrainedTokenizerBase, token_id: int, typed: str | None) -> bool:
-    """Whether a token is special although the tokenizer did not add it: ``[MASK]`` or ``<|endoftext|>`` in the text.
+    """Whether the text itself names a special token: a typed ``[MASK]`` or ``<|endoftext|>``.
 
     The unknown token stands for ordinary text, unless its own name was typed.
     """
@@ -169,7 +181,9 @@ def _cover_combining_marks(
     spans = []
     for source, sequence, (start, end) in zip(sources, sequences, offsets, strict=True):
         if end > start:
-            while end < len(source) and end not in covered[sequence or 0] and unicodedata.combining(source[end]):
+            while (
+                end < len(source) and end not in covered[sequence or 0] and unicodedata.combining(source[end])
+            ):
                 end += 1
         spans.append((start, end))
     return tuple(spans)
@@ -203,7 +217,7 @@ def _labels(
 
 
 def _decoded(tokenizer: PreTrainedTokenizerBase, token_id: int, name: str) -> str:
-    """The text of one token without a span; its name in the vocabulary where it is only part of a character."""
+    """The text of a token without a span; its name in the vocabulary where it is only part of a character."""
     decoded = tokenizer.decode([token_id])
     text = decoded if isinstance(decoded, str) else "".join(decoded)
     if text and "\ufffd" not in text:
@@ -230,10 +244,10 @@ _JOINERS = {"\u200c", "\u200d", "\ufe0e", "\ufe0f"}
 
 
 def visible(text: str) -> str:
-    """``text`` without the spaces around it and with every character that has no shape replaced by one that has.
+    """``text`` without the spaces around it, and with a shape for every character that has none.
 
-    Spaces that are all there is become open boxes, control characters the control pictures of Unicode, and other
-    characters that would not show (or would reorder the line) their code point.
+    Spaces that are all there is become open boxes, control characters the control pictures of Unicode, and
+    other characters that would not show (or would reorder the line) their code point.
 
     >>> visible(" cat"), visible("  "), visible("\\n"), visible("\\x00")
     ('cat', '␣␣', '⏎', '␀')

@@ -1,9 +1,9 @@
 """Hold every head of a model against attention computed from scratch, and say by how much they differ.
 
 Each layer is checked by itself, on its own captured input: the layer's weights are copied into
-``attention.MultiHeadAttention``, that module is run, and its projections, weights, contexts and output are compared with
-what the model computed in its forward pass. Which mask belongs there is worked out here from the text, not taken from the
-model, so a mask that the model got wrong shows.
+``attention.MultiHeadAttention``, that module is run, and its projections, weights, contexts and output are
+compared with what the model computed in its forward pass. Which mask belongs there is worked out here from
+the text, not taken from the model, so a mask that the model got wrong shows.
 """
 
 from __future__ import annotations
@@ -46,21 +46,24 @@ class Cell:
 
 @dataclass(frozen=True)
 class HeadCheck:
-    """One head, over all texts. Errors are absolute differences between the model and the from-scratch computation.
+    """One head, over all texts. Errors are absolute differences between the model and the computation from
+    scratch.
 
     Attributes
     ----------
     layer, head : counted from 0.
-    max_abs_error, mean_abs_error : of the attention weights; the mean is over the cells a query may attend to.
+    max_abs_error, mean_abs_error : of the attention weights; the mean is over the cells a query may attend
+        to.
     tolerance : what max_abs_error may be; see ``Bounds``.
     worst : the cell with the largest error.
     query_error, key_error, value_error : of the projected vectors, largest entry.
     context_error : of the head's output before the output projection, largest entry.
-    forbidden_weight : the largest weight the model put on a key that the query may not attend to (a later token of a
-        causal model, padding of a shorter text); None where nothing is forbidden. It must be exactly 0.
+    forbidden_weight : the largest weight the model put on a key that the query may not attend to (a later
+        token of a causal model, padding of a shorter text); None where nothing is forbidden. It must be
+        exactly 0.
     row_sum_error : how far the model's rows are from summing to 1.
-    loops_error : largest difference of the model's weights from ``attention_by_loops`` in float64, on a few rows; None
-        for heads outside the sample.
+    loops_error : largest difference of the model's weights from ``attention_by_loops`` in float64, on a few
+        rows; None for heads outside the sample.
     passed : every one of these within its bound.
     """
 
@@ -94,7 +97,8 @@ class LayerCheck:
 class Report:
     """What ``verify`` found, head by head. Printing it shows a table.
 
-    ``tolerance`` is the largest tolerance of any head; ``max_abs_error`` the largest error of any attention weight.
+    ``tolerance`` is the largest tolerance of any head; ``max_abs_error`` the largest error of any attention
+    weight.
     """
 
     passed: bool
@@ -126,17 +130,19 @@ class Report:
         worst = max(self.heads, key=lambda head: _nan_is_worst(head.max_abs_error))
         where = f"largest difference {worst.max_abs_error:.1e} (layer {worst.layer}, head {worst.head})"
         if self.passed:
-            return f"All {len(self.heads)} heads of {self.model} agree: {where}, tolerance {self.tolerance:.1e}."
+            return (
+                f"All {len(self.heads)} heads of {self.model} agree: {where}, tolerance {self.tolerance:.1e}."
+            )
         heads = sum(not head.passed for head in self.heads)
         layers = sorted({check.layer for check in self.failures})
         named = ", ".join(map(str, layers[:8])) + (", ..." if len(layers) > 8 else "")
         return (
-            f"{heads} of {len(self.heads)} heads of {self.model} do NOT agree, in layer{'s' if len(layers) > 1 else ''} "
-            f"{named}: {where}, tolerance {self.tolerance:.1e}."
+            f"{heads} of {len(self.heads)} heads of {self.model} do NOT agree, in "
+            f"layer{'s' if len(layers) > 1 else ''} {named}: {where}, tolerance {self.tolerance:.1e}."
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """The whole report as plain numbers, strings and lists; a number that isn't finite becomes its name."""
+        """The report as plain numbers, strings and lists; a number that isn't finite becomes its name."""
         plain: dict[str, Any] = _plain({**asdict(self), "verdict": self.verdict})
         return plain
 
@@ -158,9 +164,9 @@ def verify(
 ) -> Report:
     """Check every head of every layer on one or more texts.
 
-    Each layer's own captured input goes through ``attention.MultiHeadAttention`` holding a copy of that layer's weights.
-    Texts of different length are run together, padded; padded positions are left out of every comparison, as queries,
-    and must get no weight as keys.
+    Each layer's own captured input goes through ``attention.MultiHeadAttention`` holding a copy of that
+    layer's weights. Texts of different length are run together, padded; padded positions are left out of
+    every comparison, as queries, and must get no weight as keys.
 
     Parameters
     ----------
@@ -171,7 +177,8 @@ def verify(
     Raises
     ------
     ProbeError
-        If there is no such model or a text can't be taken. A check that fails is no error: see ``Report.passed``.
+        If there is no such model or a text can't be taken. A check that fails is no error: see
+        ``Report.passed``.
 
     Notes
     -----
@@ -192,33 +199,38 @@ def verify(
     return tally.report()
 
 
-def encode_all(model: Model, text_or_texts: Text | Sequence[Text], *, truncate: bool = False) -> list[Encoding]:
+def encode_all(
+    model: Model, text_or_texts: Text | Sequence[Text], *, truncate: bool = False
+) -> list[Encoding]:
     """Tokenise one text or a list of them; an error names the text it is about."""
     if isinstance(text_or_texts, (str, tuple)):
         return [encode_for(model, text_or_texts, truncate=truncate)]
     if not isinstance(text_or_texts, Sequence) or not text_or_texts:
-        raise ProbeError(f"Give a text or a list of texts; this is {'an empty list' if text_or_texts == [] else repr(text_or_texts)}.")
+        given = "an empty one" if text_or_texts == [] else f"a {type(text_or_texts).__name__}"
+        raise ProbeError(f"Give a text or a list of texts, not {given}.")
     encodings = []
     for index, text in enumerate(text_or_texts):
         try:
             encodings.append(encode_for(model, text, truncate=truncate))
         except ProbeError as error:
-            raise ProbeError(f"Text {index} of {len(text_or_texts)}: {error}" if len(text_or_texts) > 1 else str(error)) from None
+            raise ProbeError(
+                f"Text {index} of {len(text_or_texts)}: {error}" if len(text_or_texts) > 1 else str(error)
+            ) from None
     return encodings
 
 
 def allowed_mask(recording: Recording) -> Tensor | None:
-    """Which key each query may attend to, from the kind of model and the padding: (B, 1, T, T) bool, or None for all."""
+    """Which keys each query may attend to, by the run's mask and the padding: (B, 1, T, T), or None: all."""
     mask = recording.attention_mask
     length = mask.shape[1]
-    causal = causal_mask(length, device=mask.device) if recording.model.causal else None
+    causal = causal_mask(length, device=mask.device) if recording.causal else None
     padding = None if mask.all() else padding_mask(mask)
     combined = combine_masks(causal, padding)
     return None if combined is None else combined.expand(mask.shape[0], 1, length, length)
 
 
 def recompute(recording: Recording) -> Iterator[tuple[int, MultiHeadSteps, MultiHeadAttention]]:
-    """Each layer's attention from scratch, on that layer's recorded input, with a copy of that layer's weights."""
+    """Each layer's attention from scratch, on its recorded input, with a copy of its weights."""
     mask = allowed_mask(recording)
     for layer, (site, seen) in enumerate(zip(recording.model.sites, recording.layers, strict=True)):
         module = from_scratch(site)
@@ -241,7 +253,9 @@ def from_scratch(site: Site) -> MultiHeadAttention:
         if bias is not None:
             state[f"{name}.bias"] = bias
     width = state["W_query.weight"].shape
-    with torch.device("meta"):  # shapes only: no random numbers are drawn for weights that are replaced at once
+    with torch.device(
+        "meta"
+    ):  # shapes only: no random numbers are drawn for weights that are replaced at once
         module = MultiHeadAttention(
             width[1],
             width[0],
@@ -271,23 +285,26 @@ def _batches(model: Model, encodings: Sequence[Encoding]) -> Iterator[list[int]]
 class Bounds:
     """How far two sound computations of one layer can differ through rounding alone.
 
-    Both sides do the same mathematics in another order (other blocks of a sum, softmax fused or written out), so they
-    differ by a few units in the last place. With u the unit roundoff of the dtype (2^-24 in float32):
+    Both sides do the same mathematics in another order (other blocks of a sum, softmax fused or written out),
+    so they differ by a few units in the last place. With u the unit roundoff of the dtype (2^-24 in float32):
 
-    - A projected vector is a sum of d_model products plus a bias. Its rounding error is a few u times |x| |w| + |b|, the
-      largest norms of an input and of a row of the weight matrix: they bound every partial sum, and errors of either sign
-      cancel (Higham and Mary 2019, "A New Approach to Probabilistic Rounding Error Analysis"). "A few" is 8.
-    - A scaled score is a sum of head_dim products: its error is about u |q| |k| / sqrt(head_dim) on each side, the largest
-      scaled score there can be. Softmax turns an error e in a score into an error of weight (1 - weight) e, at most e / 4
-      (its Jacobian), so the two sides' errors come to half of that score; exponentials, division and the sum over T keys
-      add 4 + log2(T) units. This is ``weights``, one number a head, and the tolerance that is reported.
-    - A context vector is a mean of values: the measured difference of its weights, summed over a row, times the largest
-      value, the measured error of the values, and 8 u for the sum. So a wrong weight is not reported a second time as a
-      wrong context, and the bound for the context proper stays tight. The layer's output likewise: the norm of the measured
-      difference of the contexts times |w|, and the rounding of the projection.
+    - A projected vector is a sum of d_model products plus a bias. Its rounding error is a few u times |x| |w|
+      + |b|, the largest norms of an input and of a row of the weight matrix: they bound every partial sum,
+      and errors of either sign cancel (Higham and Mary 2019, "A New Approach to Probabilistic Rounding Error
+      Analysis"). "A few" is 8.
+    - A scaled score is a sum of head_dim products: its error is about u |q| |k| / sqrt(head_dim) on each
+      side, the largest scaled score there can be. Softmax turns an error e in a score into an error of weight
+      (1 - weight) e, at most e / 4 (its Jacobian), so the two sides' errors come to half of that score;
+      exponentials, division and the sum over T keys add 4 + log2(T) units. This is ``weights``, one number a
+      head, and the tolerance that is reported.
+    - A context vector is a mean of values: the measured difference of its weights, summed over a row, times
+      the largest value, the measured error of the values, and 8 u for the sum. So a wrong weight is not
+      reported a second time as a wrong context, and the bound for the context proper stays tight. The layer's
+      output likewise: the norm of the measured difference of the contexts times |w|, and the rounding of the
+      projection.
 
-    On the bundled models the worst error of a weight is 6 to 11 u where ``weights`` is 17 to 70 u: no sound head comes near
-    it, and it stays below ten times the worst error seen.
+    On the bundled models the worst error of a weight is 6 to 11 u where ``weights`` is 17 to 70 u: no sound
+    head comes near it, and it stays below ten times the worst error seen.
     """
 
     query: float
@@ -349,7 +366,9 @@ class Tally:
             encoding = self.encodings[texts[text]]
             loops = None
             if head == sampled:
-                loops = _loops_error(seen, mask, text, head, sorted({query, len(encoding) - 1}), len(encoding), module.scale)
+                loops = _loops_error(
+                    seen, mask, text, head, sorted({query, len(encoding) - 1}), len(encoding), module.scale
+                )
             within = [
                 (errors.weights[head], bounds.weights[head]),
                 (errors.query[head], bounds.query),
@@ -486,7 +505,12 @@ def _measure(seen: LayerRecord, steps: MultiHeadSteps, mask: Tensor | None, real
 
 
 def _bounds(
-    site: Site, module: MultiHeadAttention, seen: LayerRecord, steps: MultiHeadSteps, errors: _Errors, real: Tensor
+    site: Site,
+    module: MultiHeadAttention,
+    seen: LayerRecord,
+    steps: MultiHeadSteps,
+    errors: _Errors,
+    real: Tensor,
 ) -> Bounds:
     u = torch.finfo(seen.weights.dtype).eps / 2
     length = seen.weights.shape[-1]
@@ -532,7 +556,7 @@ def _loops_error(
     length: int,
     scale: float | None,
 ) -> float:
-    """Some rows of one head by nested loops in float64, from the model's own query and key, against its weights."""
+    """Some rows of a head by nested loops in float64, from the model's query and key, against its weights."""
     allowed = None
     if mask is not None:
         allowed = mask[text, 0, rows, :length].cpu()

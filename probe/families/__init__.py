@@ -1,8 +1,8 @@
 """What is known about a model family: where its attention sits and where the weights of it are stored.
 
-A family is one small file beside this one, listed in ``FAMILIES``. It answers four questions about a network: which
-modules compute attention, layer by layer (``sites``), whether a query may look ahead (``causal``), how many positions
-fit (``max_tokens``) and whether a second sentence can be given (``pairs``).
+A family is one small file beside this one, listed in ``FAMILIES``. It answers four questions about a network:
+which modules compute attention, layer by layer (``sites``), whether a query may look ahead (``causal``), how
+many positions fit (``max_tokens``) and whether a second sentence can be given (``pairs``).
 """
 
 from __future__ import annotations
@@ -38,6 +38,6 @@ def find_family(config: PretrainedConfig) -> Family:
         if config.model_type in family.model_types:
             return family
     raise ProbeError(
-        f'Models of type "{config.model_type}" are not supported: where their attention weights are is only known '
-        f"for {', '.join(supported_types())}."
+        f'Models of type "{config.model_type}" are not supported: where the attention weights lie is known '
+        f"only for {', '.join(supported_types())}."
     )

@@ -1,7 +1,7 @@
 """BERT and the encoders that share its layout: post-LayerNorm, three separate ``Linear`` maps with biases.
 
-Devlin et al. 2019 (BERT), Liu et al. 2019 (RoBERTa). The input of a layer's attention is the previous layer's output
-after its LayerNorm, so nothing stands between ``hidden_states[layer]`` and the three projections.
+Devlin et al. 2019 (BERT), Liu et al. 2019 (RoBERTa). The input of a layer's attention is the previous layer's
+output after its LayerNorm, so nothing stands between ``hidden_states[layer]`` and the three projections.
 """
 
 from __future__ import annotations

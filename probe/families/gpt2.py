@@ -1,8 +1,8 @@
 """GPT-2: pre-LayerNorm, query, key and value side by side in one transposed map, causal.
 
-Radford et al. 2019. The input of a layer's attention is ``ln_1(hidden_states[layer])``. ``c_attn`` is a ``Conv1D``,
-stored (in, out): its columns are query, key, value in that order. The query and output maps are square, so a forgotten
-transpose raises no error; it gives other weights.
+Radford et al. 2019. The input of a layer's attention is ``ln_1(hidden_states[layer])``. ``c_attn`` is a
+``Conv1D``, stored (in, out): its columns are query, key, value in that order. The query and output maps are
+square, so a forgotten transpose raises no error; it gives other weights.
 """
 
 from __future__ import annotations

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 class Projection:
     """One linear map of a layer: the output columns ``start`` to ``stop`` of ``module``.
 
-    Networks store it in three ways: as an ``nn.Linear`` of its own (BERT), as some columns of a wider map, and
-    transposed, as GPT-2's ``Conv1D`` of shape (in, out). This class is the only place that knows.
+    Networks store it in three ways: as an ``nn.Linear`` of its own (BERT), as some columns of a wider map,
+    and transposed, as GPT-2's ``Conv1D`` of shape (in, out). This class is the only place that knows.
     """
 
     module: nn.Module
@@ -35,7 +35,11 @@ class Projection:
         """A copy of the weight in ``nn.Linear``'s layout: (out, in)."""
         weight: Any = self.module.weight
         stored_in_out = isinstance(self.module, Conv1D)
-        rows = weight.detach()[:, self.start : self.stop].T if stored_in_out else weight.detach()[self.start : self.stop]
+        rows = (
+            weight.detach()[:, self.start : self.stop].T
+            if stored_in_out
+            else weight.detach()[self.start : self.stop]
+        )
         return torch.clone(rows, memory_format=torch.contiguous_format)
 
     def bias(self) -> Tensor | None:
@@ -52,9 +56,9 @@ class Projection:
 class Site:
     """One layer's attention inside the network.
 
-    ``attention`` is the module whose first argument is the input of the attention, (B, T, d_model), and which returns
-    ``(output, weights)`` under the eager backend, weights being (B, H, T, T). ``output`` is the map that takes the
-    merged heads back to the width of the model, before the residual connection.
+    ``attention`` is the module whose first argument is the input of the attention, (B, T, d_model), and which
+    returns ``(output, weights)`` under the eager backend, weights being (B, H, T, T). ``output`` is the map
+    that takes the merged heads back to the width of the model, before the residual connection.
     """
 
     attention: nn.Module

@@ -1,0 +1,84 @@
+"""What the model predicts: the next token of a causal model, the word behind each ``[MASK]`` of a BERT."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+from attention import softmax
+from probe.capture import Recording, encode_for, record
+from probe.errors import ProbeError
+from probe.models import Model, resolve
+from probe.tokens import Text, visible
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The likeliest tokens at one place.
+
+    ``position`` is where the token would stand: the position of the ``[MASK]``, or the number of tokens for the next
+    one. ``candidates`` are (text, probability), likeliest first; the probabilities are of the whole vocabulary, so the
+    few that are shown sum to less than 1.
+    """
+
+    position: int
+    candidates: tuple[tuple[str, float], ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "position": self.position,
+            "candidates": [
+                {"text": text, "probability": probability} for text, probability in self.candidates
+            ],
+        }
+
+
+def predict(model: Model | str, text: Text, k: int = 5, *, truncate: bool = False) -> tuple[Prediction, ...]:
+    """The ``k`` likeliest next tokens, or for a masked language model the likeliest words for each ``[MASK]``.
+
+    Raises
+    ------
+    ProbeError
+        If the model has no head for words, if a masked language model gets a text without its mask token, or as
+        ``attend``.
+    """
+    model = resolve(model)
+    recording = record(model, [encode_for(model, text, truncate=truncate)], logits=True)
+    if not model.predicts_words:
+        raise ProbeError(
+            f"{model.name} has no head for words, so it predicts none; its attention can be looked at."
+        )
+    predictions = predictions_of(recording, k)
+    if not predictions:
+        raise ProbeError(f"There is nothing to predict: put {model.tokenizer.mask_token} in the text.")
+    return predictions
+
+
+def predictions_of(recording: Recording, k: int = 5) -> tuple[Prediction, ...]:
+    """``predict`` for a run of a single text that kept its logits; empty where there is nothing to predict."""
+    if recording.logits is None:
+        return ()
+    model, (encoding,) = recording.model, recording.encodings
+    if recording.causal:
+        places = [(len(encoding) - 1, len(encoding))]
+    else:
+        places = [
+            (i, i) for i, token_id in enumerate(encoding.ids) if token_id == model.tokenizer.mask_token_id
+        ]
+    predictions = []
+    for row, position in places:
+        probabilities, ids = softmax(recording.logits[0, row].double()).topk(
+            min(k, recording.logits.shape[-1])
+        )
+        texts = [model.tokenizer.decode([token_id]) for token_id in ids.tolist()]
+        predictions.append(
+            Prediction(
+                position,
+                tuple(
+                    (visible(str(text)), value)
+                    for text, value in zip(texts, probabilities.tolist(), strict=True)
+                ),
+            )
+        )
+    return tuple(predictions)
