@@ -11,9 +11,9 @@ from rich.table import Table
 from rich.text import Text as Line
 
 if TYPE_CHECKING:
-    from probe.capture import Run
     from torch import Tensor
 
+    from probe.capture import Run
     from probe.masking import MaskComparison
     from probe.tracing import Trace
     from probe.verification import HeadCheck, LayerCheck, Report
@@ -127,10 +127,6 @@ def models_table(rows: list[dict[str, str]]) -> str:
 
 def trace_table(trace: Trace) -> str:
     """A trace to be followed with a pocket calculator: seven significant digits a number."""
-
-    def vector(values: Tensor) -> str:
-        return "  ".join(digits(value) for value in values.tolist())
-
     keys = _table(
         "key", "token", "dot product", "scaled", "masked", "exponential", "weight", "model's weight"
     )
@@ -145,41 +141,35 @@ def trace_table(trace: Trace) -> str:
             digits(trace.weights[position]),
             digits(trace.model_weights[position]),
         )
-    vectors = _table("key", "token", "key vector")
-    for position, token in enumerate(trace.tokens):
-        vectors.add_row(str(position), Line(token), vector(trace.keys[position]))
-    values = _table("key", "token", "value vector")
-    for position, token in enumerate(trace.tokens):
-        values.add_row(str(position), Line(token), vector(trace.values[position]))
-    lines = [
+    named = list(enumerate(trace.tokens))
+    parts = [
         f"{trace.model_name} ({trace.source}), layer {trace.layer}, head {trace.head}, "
-        f"query {trace.query} {trace.tokens[trace.query]}",
-        *([trace.truncated] if trace.truncated else []),
-        "",
-        f"input at this position: {vector(trace.input)}",
-        "",
-        f"query vector = input x query weights + bias: {vector(trace.query_vector)}",
-        "",
-        f"dot product = query vector . key vector;  scaled = dot product x {digits(trace.scale)};  "
-        "masked = -inf for keys the mask forbids",
-        f"exponential = exp(masked - {digits(trace.maximum)}), the largest;  their sum is "
-        f"{digits(trace.exponential_sum)};  weight = exponential / sum",
-        "",
+        f"query {trace.query} {trace.tokens[trace.query]}"
+        + (f"\n{trace.truncated}" if trace.truncated else ""),
+        f"Input at this position:\n{_vector(trace.input)}",
+        f"Query vector = input x query weights + bias:\n{_vector(trace.query_vector)}",
+        "Key vectors, likewise:\n"
+        + "\n".join(f"{i} {token}:\n{_vector(trace.keys[i])}" for i, token in named),
+        f"Dot product = query vector . key vector.  Scaled = dot product x {digits(trace.scale)}.  "
+        "Masked = -inf for keys the mask forbids.\n"
+        f"Exponential = exp(masked - {digits(trace.maximum)}), the largest.  Their sum is "
+        f"{digits(trace.exponential_sum)}.  Weight = exponential / sum.",
         render(keys).rstrip(),
-        "",
-        f"largest difference from the model's own weights: {trace.max_abs_error:.1e}",
-        "",
-        render(vectors).rstrip(),
-        "",
-        render(values).rstrip(),
-        "",
-        f"context vector = sum of weight x value vector: {vector(trace.context)}",
-        "",
-        f"this head's share of the layer's output = context x its output weights: {vector(trace.output_share)}",
+        f"Largest difference from the model's own weights: {trace.max_abs_error:.1e}",
+        "Value vectors:\n" + "\n".join(f"{i} {token}:\n{_vector(trace.values[i])}" for i, token in named),
+        f"Context vector = sum of weight x value vector:\n{_vector(trace.context)}",
+        f"This head's share of the layer's output = context x its output weights:\n"
+        f"{_vector(trace.output_share)}",
     ]
-    return "\n".join(lines) + "\n"
+    return "\n\n".join(parts) + "\n"
+
+
+def _vector(values: Tensor) -> str:
+    """Eight numbers a line, in columns."""
+    numbers = [f"{digits(value):>13}" for value in values.tolist()]
+    return "\n".join("".join(numbers[start : start + 8]) for start in range(0, len(numbers), 8))
 
 
 def digits(value: float | Tensor) -> str:
     """A number with seven significant digits."""
-    return f"{float(value):.7g}"
+    return f"{float(value):#.7g}"
