@@ -194,9 +194,9 @@ def encode_for(model: Model, text: Text, *, truncate: bool = False) -> Encoding:
     """Tokenise a text, or a pair, for a model; see ``tokens.encode`` for the errors."""
     if isinstance(text, tuple) and not model.has_pairs:
         raise ProbeError(f"{model.name} takes one text, not a sentence pair: give a single string.")
-    vocab_size = model.hf.get_input_embeddings().weight.shape[0]
+    embeddings: Any = model.hf.get_input_embeddings()
     with model.lock:  # a tokenizer keeps its truncation settings on itself
-        return encode(model.tokenizer, text, model.max_tokens, vocab_size, truncate=truncate)
+        return encode(model.tokenizer, text, model.max_tokens, embeddings.num_embeddings, truncate=truncate)
 
 
 def record(
@@ -212,7 +212,8 @@ def record(
     Raises
     ------
     ProbeError
-        If the device's memory doesn't suffice, or the network has been altered so that its attention can't be seen.
+        If the device's memory doesn't suffice, or the network has been altered so that its attention can't be
+        seen.
     """
     inputs, attention_mask = _batch(model, encodings)
     if causal is None:

@@ -117,7 +117,12 @@ def masks(
     import probe
 
     comparison = probe.compare_masks(
-        _load(model, device, dtype), _with(text, pair), layer, head, whole_model=whole_model, truncate=truncate
+        _load(model, device, dtype),
+        _with(text, pair),
+        layer,
+        head,
+        whole_model=whole_model,
+        truncate=truncate,
     )
     _print(comparison.to_dict() if as_json else str(comparison).rstrip())
 
@@ -138,7 +143,9 @@ def trace(
     """Follow one query of one head, number by number."""
     import probe
 
-    result = probe.trace(_load(model, device, dtype), _with(text, pair), layer, head, query, truncate=truncate)
+    result = probe.trace(
+        _load(model, device, dtype), _with(text, pair), layer, head, query, truncate=truncate
+    )
     _print(result.to_dict() if as_json else str(result).rstrip())
 
 
@@ -153,11 +160,13 @@ def models(as_json: AsJson = False) -> None:
 
 
 def _load(name: str, device: str | None, dtype: str) -> Any:
-    import torch
-
     import probe
+    from probe.models import DTYPES
 
-    return probe.load(name, device=device, dtype=getattr(torch, dtype, dtype))
+    known: dict[str, Any] = {str(known).removeprefix("torch."): known for known in DTYPES}
+    if dtype not in known:
+        raise typer.BadParameter(f"--dtype is one of {', '.join(known)}, not {dtype}.")
+    return probe.load(name, device=device, dtype=known[dtype])
 
 
 def _with(text: str, pair: str | None) -> Any:

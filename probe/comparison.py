@@ -58,7 +58,7 @@ class Comparison:
         return trace_of(self.recording, layer, head, query)
 
     def predictions(self, k: int = 5) -> tuple[Prediction, ...]:
-        """The model's likeliest words, where it has a head for words and the text leaves something to predict."""
+        """The model's likeliest words, where it has a head for words and there is something to predict."""
         return predictions_of(self.recording, k)
 
 

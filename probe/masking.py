@@ -20,8 +20,8 @@ Direction = Literal["causal", "bidirectional"]
 class MaskComparison:
     """One head under the causal and under no mask.
 
-    From the same queries and keys, unless ``whole_model``: then every layer of a second run was under the other mask, and
-    so were the layers that this head's queries and keys come from.
+    From the same queries and keys, unless ``whole_model``: then every layer of a second run was under the
+    other mask, and so were the layers that this head's queries and keys come from.
 
     Attributes
     ----------
@@ -66,9 +66,10 @@ class MaskComparison:
         """The comparison in one line."""
         scope = "the other mask in every layer" if self.whole_model else "the other mask in this layer only"
         return (
-            f"Layer {self.layer}, head {self.head} of {self.model_name}, trained with the {self.trained_with} mask "
-            f"({scope}): without the causal mask a query has {float(self.later.mean()):.1%} of its weight on later "
-            f"tokens, on average; {float(self.moved.mean()):.1%} of the weight moves."
+            f"Layer {self.layer}, head {self.head} of {self.model_name}, trained with the "
+            f"{self.trained_with} mask ({scope}): without the causal mask a query has "
+            f"{float(self.later.mean()):.1%} of its weight on later tokens, on average; "
+            f"{float(self.moved.mean()):.1%} of the weight moves."
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -111,9 +112,9 @@ def compare_masks(
     Parameters
     ----------
     whole_model
-        False: one run of the model; only this head's mask is changed, its queries and keys stay those of the run.
-        True: a second run with the other mask in every layer, so that this head also sees what the layers before it
-        make of the other mask.
+        False: one run of the model; only this head's mask is changed, its queries and keys stay those of the
+        run. True: a second run with the other mask in every layer, so that this head also sees what the
+        layers before it make of the other mask.
 
     Raises
     ------
@@ -136,8 +137,8 @@ def masks_of(
 ) -> MaskComparison:
     """``compare_masks`` for a run of a single text that has been recorded already.
 
-    ``other`` is the run under the other mask, from ``rerun_masked``; without it the head's queries and keys stay as
-    they are and only its mask is changed.
+    ``other`` is the run under the other mask, from ``rerun_masked``; without it the head's queries and keys
+    stay as they are and only its mask is changed.
     """
     model, (encoding,) = recording.model, recording.encodings
     model.check_head(layer, head)

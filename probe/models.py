@@ -321,7 +321,7 @@ def _check_folder(folder: Path) -> None:
         pickles = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in folder.glob(pattern))
         if pickles:
             raise ProbeError(
-                f"{folder} has its weights only as {pickles[0]}, a pickle, which can run code when it is opened. "
+                f"{folder} has its weights only as {pickles[0]}, a pickle, which can run code when opened. "
                 "If you trust its source, convert it to safetensors: load it once in transformers and call "
                 "save_pretrained, which writes model.safetensors."
             )

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-
 from attention import softmax
 from probe.capture import Recording, encode_for, record
 from probe.errors import ProbeError
@@ -17,9 +16,9 @@ from probe.tokens import Text, visible
 class Prediction:
     """The likeliest tokens at one place.
 
-    ``position`` is where the token would stand: the position of the ``[MASK]``, or the number of tokens for the next
-    one. ``candidates`` are (text, probability), likeliest first; the probabilities are of the whole vocabulary, so the
-    few that are shown sum to less than 1.
+    ``position`` is where the token would stand: the position of the ``[MASK]``, or the number of tokens for
+    the next one. ``candidates`` are (text, probability), likeliest first; the probabilities are of the whole
+    vocabulary, so the few that are shown sum to less than 1.
     """
 
     position: int
@@ -35,13 +34,13 @@ class Prediction:
 
 
 def predict(model: Model | str, text: Text, k: int = 5, *, truncate: bool = False) -> tuple[Prediction, ...]:
-    """The ``k`` likeliest next tokens, or for a masked language model the likeliest words for each ``[MASK]``.
+    """The ``k`` likeliest next tokens; for a masked language model, the likeliest words for each ``[MASK]``.
 
     Raises
     ------
     ProbeError
-        If the model has no head for words, if a masked language model gets a text without its mask token, or as
-        ``attend``.
+        If the model has no head for words, if a masked language model gets a text without its mask token, or
+        as ``attend``.
     """
     model = resolve(model)
     recording = record(model, [encode_for(model, text, truncate=truncate)], logits=True)
@@ -56,7 +55,7 @@ def predict(model: Model | str, text: Text, k: int = 5, *, truncate: bool = Fals
 
 
 def predictions_of(recording: Recording, k: int = 5) -> tuple[Prediction, ...]:
-    """``predict`` for a run of a single text that kept its logits; empty where there is nothing to predict."""
+    """``predict`` for a run of one text that kept its logits; empty where there is nothing to predict."""
     if recording.logits is None:
         return ()
     model, (encoding,) = recording.model, recording.encodings

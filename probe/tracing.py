@@ -19,11 +19,11 @@ from probe.verification import from_scratch
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """How one query of one head comes to its context vector: every number on the way, in the order of the computation.
+    """How one query of one head comes to its context vector: every number on the way, in order.
 
-    All numbers are computed in float64 from the layer's recorded input and its weights, so that each line follows from
-    the lines before it to as many digits as are shown. ``model_weights`` is what the model itself computed, in its own
-    dtype, beside them.
+    All numbers are computed in float64 from the layer's recorded input and its weights, so that each line
+    follows from the lines before it to as many digits as are shown. ``model_weights`` is what the model
+    itself computed, in its own dtype, beside them.
 
     Attributes
     ----------
@@ -42,8 +42,8 @@ class Trace:
     exponential_sum : their sum.
     weights : (T,), exponentials divided by their sum.
     context : (head_dim,), the values weighted and added up.
-    output_share : (d_model,), context times the head's columns of the output projection: what this head adds to the
-        layer's attention output, to which the other heads and the bias are added.
+    output_share : (d_model,), context times the head's columns of the output projection: what this head adds
+        to the layer's attention output, to which the other heads and the bias are added.
     model_weights : (T,), the model's own weights of this row.
     """
 
@@ -182,6 +182,6 @@ def trace_of(recording: Recording, layer: int, head: int, query: int) -> Trace:
 def _check_position(query: int, length: int) -> None:
     if not isinstance(query, int) or isinstance(query, bool) or not 0 <= query < length:
         raise ProbeError(
-            f"There is no position {query!r}: the text has {length} tokens, special tokens included, counted from 0 to "
-            f"{length - 1}."
+            f"There is no position {query!r}: the text has {length} tokens, special tokens included, counted "
+            f"from 0 to {length - 1}."
         )

@@ -122,7 +122,8 @@ class Report:
     @property
     def failures(self) -> list[HeadCheck | LayerCheck]:
         """The heads and layers that did not pass."""
-        return [check for check in (*self.heads, *self.layers) if not check.passed]
+        checks: list[HeadCheck | LayerCheck] = [*self.heads, *self.layers]
+        return [check for check in checks if not check.passed]
 
     @property
     def verdict(self) -> str:
@@ -443,7 +444,7 @@ class Tally:
         layers = tuple(self.layers[layer] for layer in sorted(self.layers))
         model = self.model
         return Report(
-            passed=all(check.passed for check in (*heads, *layers)),
+            passed=all(head.passed for head in heads) and all(layer.passed for layer in layers),
             max_abs_error=_largest(*(head.max_abs_error for head in heads)),
             tolerance=_largest(*(head.tolerance for head in heads)),
             heads=heads,

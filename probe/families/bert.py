@@ -36,7 +36,8 @@ def causal(config: PretrainedConfig) -> bool:
 
 
 def max_tokens(hf: PreTrainedModel) -> int:
-    positions: Any = hf.base_model.embeddings.position_embeddings
+    embeddings: Any = hf.base_model.embeddings
+    positions = embeddings.position_embeddings
     # RoBERTa counts positions from padding_idx + 1, so the first rows of its table are never used.
     unused = 0 if positions.padding_idx is None else positions.padding_idx + 1
     return int(positions.num_embeddings) - unused
