@@ -1,0 +1,121 @@
+/* The small parts of the page beside the figures: the verdict, the report's table, the link and the code to copy.
+ * Text from outside reaches the page through textContent only.
+ */
+(() => {
+  "use strict";
+
+  const make = (tag, className, text) => {
+    const node = document.createElement(tag);
+    if (className) node.className = className;
+    if (text !== undefined) node.textContent = text;
+    return node;
+  };
+
+  const copyText = async (text) => {
+    if (navigator.clipboard && window.isSecureContext) return navigator.clipboard.writeText(text);
+    const area = make("textarea", "af-hidden", text);   // an http page on another machine has no clipboard object
+    document.body.append(area);
+    area.select();
+    document.execCommand("copy");
+    area.remove();
+  };
+
+  const copyButton = (label, text) => {
+    const button = make("button", "pg-button", label);
+    button.type = "button";
+    button.addEventListener("click", async () => {
+      try {
+        await copyText(text());
+        button.textContent = "Copied";
+      } catch {
+        button.textContent = "Copying is blocked here";
+      }
+      button.addEventListener("pointerleave", () => { button.textContent = label; }, { once: true });
+      button.addEventListener("blur", () => { button.textContent = label; }, { once: true });
+    });
+    return button;
+  };
+
+  const verdict = (element, value) => {
+    const box = make("div", "pg-verdict");
+    box.setAttribute("role", "status");
+    const lines = make("div", "pg-lines");
+    for (const line of value.lines) {
+      const row = make("p", "pg-line pg-" + line.kind);
+      row.append(make("span", "pg-mark", { good: "✓", bad: "✗", none: "–" }[line.kind]), make("span", "", line.text));
+      lines.append(row);
+    }
+    box.append(lines, copyButton("Copy verdict", () => value.lines.map((line) => line.text).join("\n")));
+    element.replaceChildren(box);
+    box.dataset.painted = value.stamp;
+  };
+
+  const table = (element, value) => {
+    if (!value.columns) { element.replaceChildren(); return; }
+    const details = make("details", "pg-table");
+    details.open = Boolean(element.querySelector("details[open]"));
+    details.append(make("summary", "", value.title));
+    const scroll = make("div", "pg-scroll");
+    scroll.tabIndex = 0;
+    scroll.setAttribute("role", "region");
+    scroll.setAttribute("aria-label", value.title);
+    const grid = make("table");
+    const head = make("tr");
+    for (const column of value.columns) {
+      const cell = make("th", "", column);
+      cell.scope = "col";
+      head.append(cell);
+    }
+    const thead = make("thead");
+    thead.append(head);
+    const body = make("tbody");
+    for (const row of value.rows) {
+      const line = make("tr", row.failed ? "pg-failed" : "");
+      for (const cell of row.cells) line.append(make("td", typeof cell === "number" ? "pg-num" : "", String(cell)));
+      body.append(line);
+    }
+    grid.append(thead, body);
+    scroll.append(grid);
+    details.append(scroll);
+    const bar = make("div", "pg-actions");
+    const save = make("button", "pg-button", "Download the report (JSON)");
+    save.type = "button";
+    save.addEventListener("click", () => {
+      const address = URL.createObjectURL(new Blob([value.report], { type: "application/json" }));
+      const link = make("a");
+      link.href = address;
+      link.download = value.file;
+      link.click();
+      URL.revokeObjectURL(address);
+    });
+    bar.append(save, copyButton("Copy the table", () => value.text));
+    element.replaceChildren(bar, details);
+  };
+
+  const share = (element, value) => {
+    const open = Boolean(element.querySelector("details[open]"));
+    history.replaceState(history.state, "", location.pathname + value.query + location.hash);
+    const box = make("div", "pg-share");
+    const bar = make("div", "pg-actions");
+    bar.append(copyButton("Copy link", () => location.href), copyButton("Copy as Python", () => value.code));
+    const details = make("details", "pg-code");
+    details.open = open;
+    details.append(make("summary", "", "This view in Python"));
+    const code = make("pre", "", value.code);
+    code.tabIndex = 0;
+    details.append(code);
+    box.append(bar, details);
+    element.replaceChildren(box);
+  };
+
+  const kinds = { verdict, table, share };
+  window.attentionWidget = (element, props, watch) => {
+    const show = () => {
+      const value = props.value;
+      if (value && kinds[value.widget]) kinds[value.widget](element, value);
+    };
+    watch("value", show);
+    show();
+  };
+  document.dispatchEvent(new Event("attention-page-ready"));
+})();

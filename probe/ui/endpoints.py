@@ -1,0 +1,101 @@
+"""The same questions over the network: typed, documented endpoints for ``gradio_client`` and plain HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import gradio as gr
+
+import probe
+from probe.ui import limits
+from probe.ui.state import STORE, explain
+
+Result = TypeVar("Result")
+
+
+def _answer(question: Callable[[], Result]) -> Result:
+    """The answer, or an error in one sentence."""
+    try:
+        return question()
+    except Exception as error:
+        raise gr.Error(explain(error), print_exception=False) from None
+
+
+def _text(text: str, second: str) -> str | tuple[str, str]:
+    first = limits.check_text(text)
+    return (first, limits.check_text(second)) if second else first
+
+
+def attend(text: str, model: str = "bert", layer: int = 0, head: int = 0, second: str = "") -> dict[str, Any]:
+    """Attention weights of one head of a model on a text.
+
+    Parameters:
+        text: the sentence.
+        model: "bert", "gpt2", or another name this server accepts.
+        layer: counted from 0.
+        head: counted from 0.
+        second: a second sentence, for models trained on pairs; empty for none.
+    Returns:
+        model, source, layer, head, tokens, spans, special, truncated, and weights as one list per query.
+    """
+
+    def question() -> dict[str, Any]:
+        run = probe.attend(STORE.model(limits.check_model(model)), _text(text, second), heads=[(layer, head)])
+        return {
+            "model": run.model_name,
+            "source": run.source,
+            "layer": layer,
+            "head": head,
+            "tokens": list(run.tokens),
+            "spans": None if run.spans is None else [list(span) for span in run.spans],
+            "special": list(run.special),
+            "truncated": run.truncated,
+            "weights": run.weights(layer, head).tolist(),
+        }
+
+    return _answer(question)
+
+
+def verify(texts: list[str], model: str = "bert") -> dict[str, Any]:
+    """Recompute every head of a model from scratch on one or more texts, and report the differences.
+
+    Parameters:
+        texts: the sentences.
+        model: "bert", "gpt2", or another name this server accepts.
+    Returns:
+        the report: verdict, passed, max_abs_error, tolerance, and an entry for each head and each layer.
+    """
+
+    def question() -> dict[str, Any]:
+        checked = limits.check_texts(texts)
+        report = probe.verify(STORE.model(limits.check_model(model)), checked)
+        return report.to_dict()
+
+    return _answer(question)
+
+
+def compare_masks(text: str, model: str = "gpt2", layer: int = 0, head: int = 0) -> dict[str, Any]:
+    """The same trained head under the causal and under the bidirectional mask.
+
+    Parameters:
+        text: the sentence.
+        model: "bert", "gpt2", or another name this server accepts.
+        layer: counted from 0.
+        head: counted from 0.
+    Returns:
+        tokens, the weights under each mask, the weight that moved per query, and the mask the model was
+        trained with.
+    """
+
+    def question() -> dict[str, Any]:
+        checked = limits.check_text(text)
+        return probe.compare_masks(STORE.model(limits.check_model(model)), checked, layer, head).to_dict()
+
+    return _answer(question)
+
+
+def add() -> None:
+    """Add the endpoints to the Blocks being built."""
+    for function in (attend, verify, compare_masks):
+        gr.events.api(function, api_name=function.__name__, concurrency_id="run", concurrency_limit=1)

@@ -1,0 +1,61 @@
+"""What the server accepts, for the page and the API alike. Checked before any text is tokenised."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import probe
+
+MAX_CHARACTERS = 10_000
+"""Characters in one text."""
+MAX_TEXTS = 32
+"""Texts in one request."""
+MAX_NAME = 300
+"""Characters in a model's name or folder."""
+SPACE_MODELS = ("bert", "gpt2", "all-MiniLM-L6-v2", "gpt2-stories")
+"""The models that a public Space runs; elsewhere any name, folder or Hub id is accepted."""
+
+
+def on_space() -> bool:
+    """Whether this process runs as a Hugging Face Space."""
+    return bool(os.environ.get("SPACE_ID"))
+
+
+def check_text(text: object) -> str:
+    """The text, if it is one and not too long."""
+    if not isinstance(text, str):
+        raise probe.ProbeError(f"A text must be a string, not {type(text).__name__}.")
+    if len(text) > MAX_CHARACTERS:
+        raise probe.ProbeError(
+            f"The text has {len(text):,} characters; this server takes at most {MAX_CHARACTERS:,}. "
+            "Shorten it, or run the toolkit on your own machine."
+        )
+    return text
+
+
+def check_texts(texts: Sequence[object]) -> list[str]:
+    """The texts, if they are few enough and each is short enough."""
+    if isinstance(texts, str) or not isinstance(texts, Sequence):
+        raise probe.ProbeError("The texts must be a list of strings.")
+    if not texts:
+        raise probe.ProbeError("The list of texts is empty: give at least one.")
+    if len(texts) > MAX_TEXTS:
+        raise probe.ProbeError(
+            f"There are {len(texts):,} texts; this server takes at most {MAX_TEXTS} at once."
+        )
+    return [check_text(text) for text in texts]
+
+
+def check_model(name: object) -> str:
+    """The model's name, if it may be loaded here."""
+    if not isinstance(name, str) or not name.strip():
+        raise probe.ProbeError("Name a model: bert, gpt2, a folder or a Hub id.")
+    name = name.strip()
+    if len(name) > MAX_NAME:
+        raise probe.ProbeError(
+            f"The model's name has {len(name):,} characters; at most {MAX_NAME} are accepted."
+        )
+    if on_space() and name not in SPACE_MODELS:
+        raise probe.ProbeError(f"This server runs only these models: {', '.join(SPACE_MODELS)}.")
+    return name

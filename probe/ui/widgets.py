@@ -1,0 +1,57 @@
+"""The small components beside the figures, drawn by ``assets/page.js`` from plain data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gradio as gr
+
+_MOUNT = """
+const begin = () => window.attentionWidget(element, props, watch);
+if (window.attentionWidget) begin();
+else document.addEventListener("attention-page-ready", begin, {once: true});
+"""
+
+
+def widget(elem_id: str) -> gr.HTML:
+    """A component whose value is what one of this module's functions returns."""
+    return gr.HTML(None, html_template="", js_on_load=_MOUNT, apply_default_css=False, elem_id=elem_id)
+
+
+def verdict(lines: list[tuple[str, str]], stamp: str) -> dict[str, Any]:
+    """The verdict lines as (kind, text), kind being "good", "bad" or "none"."""
+    return {
+        "widget": "verdict",
+        "stamp": stamp,
+        "lines": [{"kind": kind, "text": text} for kind, text in lines],
+    }
+
+
+def table(
+    title: str,
+    columns: list[str],
+    rows: list[tuple[bool, list[str | int]]],
+    text: str,
+    report: str,
+    file: str,
+) -> dict[str, Any]:
+    """A table of (failed, cells), the same as text to copy, and a JSON report to save under a file name."""
+    return {
+        "widget": "table",
+        "title": title,
+        "columns": columns,
+        "rows": [{"failed": failed, "cells": cells} for failed, cells in rows],
+        "text": text,
+        "report": report,
+        "file": file,
+    }
+
+
+def no_table() -> dict[str, Any]:
+    """Nothing to list."""
+    return {"widget": "table"}
+
+
+def share(query: str, code: str) -> dict[str, Any]:
+    """The address of this view and the lines of Python that reproduce it."""
+    return {"widget": "share", "query": query, "code": code}
