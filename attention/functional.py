@@ -51,6 +51,9 @@ def scaled_dot_product_attention(
     scale: float | None = None,
     dropout_p: float = 0.0,
     *,
+    bias: Tensor | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
     keep_steps: bool = True,
 ) -> AttentionSteps:
     """Mix the values, for each query by its own recipe: softmax(Q K^T * scale + M) V.
@@ -66,6 +69,13 @@ def scaled_dot_product_attention(
     scale : what the scores are multiplied with; ``1 / sqrt(head_dim)`` if not given.
     dropout_p : probability that a weight is dropped, see :func:`dropout`. Not 0 means now: a module passes 0
         outside training.
+    bias : floating, broadcastable to (..., num_queries, num_keys), added to the scaled scores: a preference for some
+        distances, say (Raffel et al. 2020, "Exploring the Limits of Transfer Learning", section 2.1).
+    softcap : squashes the scaled scores to ``softcap * tanh(scaled / softcap)``, before the bias, so that none goes
+        beyond it (Gemma Team 2024, "Gemma 2", section 2).
+    sinks : broadcastable to the leading dimensions, one more score for each softmax, with no value behind it: a
+        query can leave weight unused, and its row then sums to less than 1 (Xiao et al. 2024, "Efficient Streaming
+        Language Models with Attention Sinks", section 3).
     keep_steps : with False, scores, scaled and masked come back as None, and one matrix serves for all three.
         Weights and output are the same numbers.
 
@@ -92,13 +102,19 @@ def scaled_dot_product_attention(
     # scores grow with head_dim; unscaled, they would push the softmax towards a step, where gradients vanish
     scaled = scores * scale if keep_steps else scores.mul_(scale)
 
-    # forbidden pairs get -inf, because exp(-inf) is exactly 0
+    # what some models do to their scores besides
     masked = scaled
+    if softcap is not None:
+        masked = softcap * torch.tanh(masked / softcap)
+    if bias is not None:
+        masked = masked + bias
+
+    # forbidden pairs get -inf, because exp(-inf) is exactly 0
     if mask is not None:
-        masked = scaled.masked_fill(~mask, -math.inf) if keep_steps else scaled.masked_fill_(~mask, -math.inf)
+        masked = masked.masked_fill(~mask, -math.inf) if keep_steps else masked.masked_fill_(~mask, -math.inf)
 
     # each row becomes shares of a whole
-    weights = softmax(masked, dim=-1)
+    weights = softmax(masked, dim=-1) if sinks is None else _softmax_with_sinks(masked, sinks)
     if dropout_p != 0.0:
         weights = dropout(weights, dropout_p)
 
@@ -152,6 +168,12 @@ def softmax(scores: Tensor, dim: int = -1) -> Tensor:
 
     exponentials = (wide - largest).exp_()  # each in [0, 1]; in place, as the difference is ours alone
     return _normalise(exponentials, dim).to(scores.dtype)
+
+
+def _softmax_with_sinks(scores: Tensor, sinks: Tensor) -> Tensor:
+    """Softmax over the keys and one more score, whose share is then left out: (..., Tq, Tk) -> (..., Tq, Tk)."""
+    column = sinks.to(scores.dtype)[..., None, None].expand(*scores.shape[:-1], 1)  # (...) -> (..., Tq, 1)
+    return softmax(torch.cat([scores, column], dim=-1))[..., :-1]
 
 
 def naive_softmax(scores: Tensor, dim: int = -1) -> Tensor:
