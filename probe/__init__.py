@@ -12,6 +12,7 @@ from probe.models import Model, load
 from probe.prediction import Prediction, predict
 from probe.tracing import Trace, trace
 from probe.verification import Cell, HeadCheck, LayerCheck, Report, verify
+from probe.words import Words, group_words, single_tokens
 
 __version__ = "0.1.0"
 
@@ -27,11 +28,14 @@ __all__ = [
     "Report",
     "Run",
     "Trace",
+    "Words",
     "attend",
     "compare",
     "compare_masks",
+    "group_words",
     "load",
     "predict",
+    "single_tokens",
     "trace",
     "verify",
 ]
