@@ -10,6 +10,7 @@ from probe.errors import ProbeError
 from probe.masking import MaskComparison, compare_masks
 from probe.models import Model, load
 from probe.prediction import Prediction, predict
+from probe.rerun import FromScratchRun, run_from_scratch
 from probe.tracing import Trace, trace
 from probe.verification import Cell, HeadCheck, LayerCheck, Report, verify
 from probe.words import Words, group_words, single_tokens
@@ -19,6 +20,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Cell",
     "Comparison",
+    "FromScratchRun",
     "HeadCheck",
     "LayerCheck",
     "MaskComparison",
@@ -35,6 +37,7 @@ __all__ = [
     "group_words",
     "load",
     "predict",
+    "run_from_scratch",
     "single_tokens",
     "trace",
     "verify",

@@ -1,9 +1,9 @@
 """Take part in a model's own forward pass: see every attention as the backend sees it, or compute it.
 
-transformers lets an attention function be registered under a name, with the function that makes its masks beside it. The
-one registered here hands each call on to the backend the model runs on (sdpa, eager ...), so that the model computes
-what it always computes, bit for bit, and shows the call to whoever listens; or it answers the call itself, with
-``attention``. Which of the two, and for whom, is kept apart for each thread.
+transformers lets an attention function be registered under a name, with the function that makes its masks
+beside it. The one registered here hands each call on to the backend the model runs on (sdpa, eager ...), so
+that the model computes what it always computes, bit for bit, and shows the call to whoever listens; or it
+answers the call itself, with ``attention``. Which of the two, and for whom, is kept apart for each thread.
 
 This file and ``capture.py`` are the only ones that know how transformers calls attention.
 """
@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
@@ -30,7 +30,8 @@ from probe.errors import ProbeError
 _NAME = "attention_probe"
 # Backends whose masks are tensors, so that a map can be computed beside them.
 BACKENDS = ("sdpa", "eager")
-# Rows of a map that are computed at once; a long text never needs T x T for more than the heads that are kept.
+# Rows of a map that are computed at once; a long text never needs T x T for more than the heads that are
+# kept.
 _QUERY_BLOCK = 1024
 
 
@@ -42,8 +43,8 @@ class Call:
     ----------
     module : the network's module that is calling.
     query : (B, H, Tq, head_dim), after rotary positions and normalisation, if the model has them.
-    key, value : (B, H_kv, Tk, head_dim), after the cache. With fewer key heads than query heads, query head h reads
-        key head h // (H / H_kv) (Ainslie et al. 2023, "GQA").
+    key, value : (B, H_kv, Tk, head_dim), after the cache. With fewer key heads than query heads, query head
+        h reads key head h // (H / H_kv) (Ainslie et al. 2023, "GQA").
     mask : bool, True = may attend, broadcastable to (B, H, Tq, Tk); None for all.
     bias : added to the scaled scores, broadcastable likewise (T5's relative positions, say); None for none.
     scale : what the scores are multiplied with.
@@ -117,14 +118,71 @@ _session: ContextVar[_Session | None] = ContextVar("attention_probe_session", de
 
 
 @contextmanager
+def undisturbed(hf: Any) -> Iterator[None]:
+    """The network in evaluation mode, in full precision and not compiled; afterwards as it was before.
+
+    TF32 and bfloat16 shortcuts of float32 products are switched off meanwhile: they are faster, not other
+    mathematics, and would hide an error of 1e-3.
+    """
+    training = [module for module in hf.modules() if module.training]
+    precision = torch.get_float32_matmul_precision()
+    with ExitStack() as stack:
+        if training:
+            hf.eval()
+            stack.callback(_train, training)
+        if precision != "highest":
+            torch.set_float32_matmul_precision("highest")
+            stack.callback(torch.set_float32_matmul_precision, precision)
+        if any(getattr(module, "_compiled_call_impl", None) is not None for module in hf.modules()):
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+        stack.enter_context(torch.autocast(hf.device.type, enabled=False))
+        yield
+
+
+def _train(modules: Collection[nn.Module]) -> None:
+    for module in modules:
+        module.training = True
+
+
+@contextmanager
+def eager(hf: Any) -> Iterator[None]:
+    """The network on the eager backend, the only one that returns its maps; afterwards on its own again."""
+    implementation = hf.config._attn_implementation
+    if implementation == "eager":
+        yield
+        return
+    hf.set_attn_implementation("eager")
+    try:
+        yield
+    finally:
+        hf.set_attn_implementation(implementation)
+
+
+def heads_per_layer(hf: PreTrainedModel) -> tuple[int, ...]:
+    """How many heads each attention of a forward pass has, found by running the network on two tokens.
+
+    Raises
+    ------
+    ProbeError
+        As ``listening``; if the network makes no attention call.
+    """
+    counts: list[int] = []
+    with undisturbed(hf), torch.no_grad(), listening(hf, lambda call: counts.append(call.num_heads)):
+        hf.base_model(input_ids=torch.zeros(1, 2, dtype=torch.long, device=hf.device))
+    if not counts:
+        raise ProbeError(f"{type(hf).__name__} shows no attention: its maps can't be captured.")
+    return tuple(counts)
+
+
+@contextmanager
 def listening(hf: PreTrainedModel, see: Callable[[Call], None]) -> Iterator[None]:
     """Run ``hf`` on its own backend and show every attention call to ``see``, in the order they are made.
 
     Raises
     ------
     ProbeError
-        If the model doesn't compute its attention through transformers' interface, or on a backend without masks that
-        can be read.
+        If the model doesn't compute its attention through transformers' interface, or on a backend without
+        masks that can be read.
     """
     with _taking_part(hf, see):
         yield
@@ -142,8 +200,8 @@ def _taking_part(hf: PreTrainedModel, see: Callable[[Call], None] | None) -> Ite
     backend = hf.config._attn_implementation
     if not type(hf)._can_set_attn_implementation():
         raise ProbeError(
-            f"{type(hf).__name__} computes its attention in code of its own, not through transformers' attention "
-            "interface: its maps can't be captured."
+            f"{type(hf).__name__} computes its attention in code of its own, not through transformers' "
+            "attention interface: its maps can't be captured."
         )
     if backend not in BACKENDS:
         raise ProbeError(
@@ -185,15 +243,16 @@ AttentionInterface.register(_NAME, _attention)
 AttentionMaskInterface.register(_NAME, _mask)
 
 
-def _own_backend(session: _Session, module: nn.Module) -> Callable[..., tuple[Tensor, Tensor | None]]:
+_Function = Callable[..., tuple[Tensor, Tensor | None]]
+
+
+def _own_backend(session: _Session, module: nn.Module) -> _Function:
     if session.backend == "eager":
         # Every modeling file has its own.
-        eager: Callable[..., tuple[Tensor, Tensor | None]] = vars(sys.modules[type(module).__module__])[
-            "eager_attention_forward"
-        ]
-        return eager
-    backend: Callable[..., tuple[Tensor, Tensor | None]] = ALL_ATTENTION_FUNCTIONS[session.backend]
-    return backend
+        own: _Function = vars(sys.modules[type(module).__module__])["eager_attention_forward"]
+    else:
+        own = ALL_ATTENTION_FUNCTIONS[session.backend]
+    return own
 
 
 def _call(
@@ -234,12 +293,14 @@ def _read_mask(
     """A backend's mask as (which keys may be attended to, what is added to the scores)."""
     num_queries, num_keys = query.shape[2], key.shape[2]
     if attention_mask is None:
-        # Without a mask sdpa goes by a flag, given with the call or kept on the module; eager attends to everything.
+        # Without a mask sdpa goes by a flag, given with the call or kept on the module; eager attends to
+        # everything.
         flag = kwargs.get("is_causal")
         causal = getattr(module, "is_causal", True) if flag is None else flag
         if session.backend == "eager" or not causal or num_queries == 1:
             return None, None
-        # sdpa aligns its triangle with the first key: keys beyond the queries are the empty end of a static cache.
+        # sdpa aligns its triangle with the first key: keys beyond the queries are the empty end of a static
+        # cache.
         mask = torch.zeros(num_queries, num_keys, dtype=torch.bool, device=query.device)
         mask[:, :num_queries] = causal_mask(num_queries, device=query.device)
         return mask[None, None], None

@@ -1,25 +1,31 @@
 """One forward pass of a model, and what its attention computed on the way.
 
-Everything that touches the inside of transformers is in this file. The pass runs on the eager backend, which
-is the one that computes attention maps at all, and is listened to with ordinary module hooks: nothing is
-replaced, and afterwards the network is as it was.
+There are two ways. ``attend`` runs the model on the backend it is on, and computes the maps that were asked
+for, and no others, from the queries and keys that pass (``backend.py``). ``record`` runs it on the eager
+backend, the only one that computes all maps itself, and keeps everything a check needs; it listens with
+ordinary module hooks. Neither replaces anything, and afterwards the network is as it was.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+import inspect
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch import Tensor, nn
 
 from attention import additive_mask, causal_mask, padding_mask
+from probe import backend
 from probe.errors import ProbeError
 from probe.families import Site
 from probe.models import Model, resolve
 from probe.tokens import Encoding, Span, Text, encode
+
+# Texts are run together until their padded maps would hold this many numbers (256 MB in float32).
+_NUMBERS_AT_ONCE = 64 * 2**20
 
 
 @dataclass(frozen=True)
@@ -122,26 +128,59 @@ class Run:
         }
 
 
+@overload
 def attend(
     model: Model | str,
-    text: Text,
-    heads: Sequence[tuple[int, int]] | None = None,
+    text_or_texts: Text,
+    heads: Sequence[tuple[int, int] | int] | None = None,
     *,
     truncate: bool = False,
-) -> Run:
-    """Run a model once on a text and keep its attention weights.
+    dtype: torch.dtype | None = None,
+) -> Run: ...
+
+
+@overload
+def attend(
+    model: Model | str,
+    text_or_texts: list[str] | list[tuple[str, str]] | list[Text],
+    heads: Sequence[tuple[int, int] | int] | None = None,
+    *,
+    truncate: bool = False,
+    dtype: torch.dtype | None = None,
+) -> list[Run]: ...
+
+
+def attend(
+    model: Model | str,
+    text_or_texts: Text | Sequence[Text],
+    heads: Sequence[tuple[int, int] | int] | None = None,
+    *,
+    truncate: bool = False,
+    dtype: torch.dtype | None = None,
+) -> Run | list[Run]:
+    """Run a model once on its own backend, and keep the attention weights that are asked for.
+
+    The weights are computed with ``attention`` from the queries and keys of the run, for the chosen heads
+    alone; the model itself computes what it always does. The run ends after the last layer that is wanted.
+    Texts of different length are run together; each is returned without padding.
 
     Parameters
     ----------
     model : a loaded model, or a name as for ``load``.
-    text : the text, or (first, second) for a model that takes sentence pairs.
-    heads : the (layer, head) pairs to keep, counted from 0; all of them by default.
+    text_or_texts : a text, or (first, second) for a model that takes sentence pairs; or a list of either.
+    heads : what to keep: (layer, head) pairs, or the numbers of whole layers, counted from 0. All heads by
+        default.
     truncate : cut a text that is longer than the model's positions; the run then says so.
+    dtype : to keep the weights in, float16 to halve their memory, say; the model's by default.
+
+    Returns
+    -------
+    A ``Run``; for a list of texts a list of them.
 
     Raises
     ------
     ProbeError
-        If there is no such model, layer or head, or the text can't be taken.
+        If there is no such model, layer or head, or a text can't be taken.
 
     Examples
     --------
@@ -151,43 +190,139 @@ def attend(
     """
     model = resolve(model)
     wanted = _check_heads(model, heads)
-    encoding = encode_for(model, text, truncate=truncate)
-    recording = record(model, [encoding])
-    maps = {
-        # A clone, because a view would keep the maps of all heads alive.
-        (layer, head): recording.layers[layer].weights[0, head].clone().cpu()
-        for layer, head in wanted
-    }
-    return Run(
-        model.name,
-        model.source,
-        text,
-        encoding.tokens,
-        encoding.spans,
-        encoding.special,
-        encoding.truncated,
-        model.num_layers,
-        model.num_heads,
-        maps,
+    encodings = encode_all(model, text_or_texts, truncate=truncate)
+    kept = len([pair for layer in wanted.values() for pair in layer])
+    maps: list[dict[tuple[int, int], Tensor]] = [{} for _ in encodings]
+    for batch in batches(encodings, kept):
+        _capture(
+            model, [encodings[index] for index in batch], wanted, [maps[index] for index in batch], dtype
+        )
+    runs = [
+        Run(
+            model.name,
+            model.source,
+            encoding.text,
+            encoding.tokens,
+            encoding.spans,
+            encoding.special,
+            encoding.truncated,
+            model.num_layers,
+            model.num_heads,
+            found,
+        )
+        for encoding, found in zip(encodings, maps, strict=True)
+    ]
+    return runs[0] if isinstance(text_or_texts, (str, tuple)) else runs
+
+
+class _Enough(Exception):
+    """The last wanted layer has been seen: the rest of the forward pass isn't needed."""
+
+
+def _capture(
+    model: Model,
+    encodings: Sequence[Encoding],
+    wanted: dict[int, list[int]],
+    maps: Sequence[dict[tuple[int, int], Tensor]],
+    dtype: torch.dtype | None,
+) -> None:
+    """Run a batch and put each text's maps, without padding, into its dictionary."""
+    layer = -1
+
+    def see(call: backend.Call) -> None:
+        nonlocal layer
+        layer += 1
+        if layer in wanted:
+            weights = call.weights(wanted[layer])  # (B, heads, T, T)
+            for row, (encoding, found) in enumerate(zip(encodings, maps, strict=True)):
+                size = len(encoding)
+                for index, head in enumerate(wanted[layer]):
+                    # A clone, because a view would keep the maps of all texts and heads of the layer alive.
+                    one = weights[row, index, :size, :size].to(dtype or weights.dtype, copy=True)
+                    found[layer, head] = one.cpu()
+        if layer == last:
+            raise _Enough
+
+    last = max(wanted)
+    inputs, _ = batch_inputs(model, encodings)
+    with model.lock, backend.undisturbed(model.hf), torch.no_grad(), backend.listening(model.hf, see):
+        try:
+            with _memory_explained(model, inputs):
+                model.hf.base_model(**inputs)
+        except _Enough:
+            return
+    raise ProbeError(
+        f"The run ended after {layer + 1} attention layers, before layer {last}: the network has been "
+        "altered. Load it again with probe.load."
     )
 
 
-def _check_heads(model: Model, heads: Sequence[tuple[int, int]] | None) -> list[tuple[int, int]]:
+@contextmanager
+def _memory_explained(model: Model, inputs: dict[str, Any]) -> Iterator[None]:
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise ProbeError(
+            f"The memory of {model.device} does not suffice for {inputs['input_ids'].shape[1]} tokens: "
+            'give a shorter text, or load the model with device="cpu".'
+        ) from None
+
+
+def _check_heads(model: Model, heads: Sequence[tuple[int, int] | int] | None) -> dict[int, list[int]]:
+    """The heads to keep, by layer."""
     if heads is None:
-        return [(layer, head) for layer in range(model.num_layers) for head in range(model.num_heads)]
-    wanted = []
-    for pair in heads:
-        if not isinstance(pair, Sequence) or len(pair) != 2:
+        heads = range(model.num_layers)
+    wanted: dict[int, list[int]] = {}
+    for item in heads:
+        if isinstance(item, int) and not isinstance(item, bool):
+            model.check_head(item)
+            wanted[item] = list(range(model.heads_per_layer[item]))
+        elif isinstance(item, Sequence) and not isinstance(item, str) and len(item) == 2:
+            layer, head = item
+            model.check_head(layer, head)
+            if head not in wanted.setdefault(layer, []):
+                wanted[layer].append(head)
+        else:
             raise ProbeError(
-                f"heads must be (layer, head) pairs such as [(0, 0), (4, 5)]; {pair!r} is not one."
+                "heads must be (layer, head) pairs such as [(0, 0), (4, 5)], or numbers of layers; "
+                f"{item!r} is neither."
             )
-        model.check_head(*pair)
-        wanted.append((pair[0], pair[1]))
     if not wanted:
         raise ProbeError(
             "heads is empty: name at least one (layer, head) pair, or leave it out for all of them."
         )
     return wanted
+
+
+def batches(encodings: Sequence[Encoding], heads: int) -> Iterator[list[int]]:
+    """Indices of texts to run together: of similar length, as many as memory allows for so many heads."""
+    order = sorted(range(len(encodings)), key=lambda index: len(encodings[index]))
+    batch: list[int] = []
+    for index in order:
+        if batch and (len(batch) + 1) * heads * len(encodings[index]) ** 2 > _NUMBERS_AT_ONCE:
+            yield batch
+            batch = []
+        batch.append(index)
+    yield batch
+
+
+def encode_all(
+    model: Model, text_or_texts: Text | Sequence[Text], *, truncate: bool = False
+) -> list[Encoding]:
+    """Tokenise one text or a list of them; an error names the text it is about."""
+    if isinstance(text_or_texts, (str, tuple)):
+        return [encode_for(model, text_or_texts, truncate=truncate)]
+    if not isinstance(text_or_texts, Sequence) or not text_or_texts:
+        given = "an empty list" if text_or_texts == [] else f"a {type(text_or_texts).__name__}"
+        raise ProbeError(f"Give a text or a list of texts; this is {given}.")
+    encodings = []
+    for index, text in enumerate(text_or_texts):
+        try:
+            encodings.append(encode_for(model, text, truncate=truncate))
+        except ProbeError as error:
+            which = f"Text {index} of {len(text_or_texts)}: " if len(text_or_texts) > 1 else ""
+            raise ProbeError(f"{which}{error}") from None
+    return encodings
 
 
 def encode_for(model: Model, text: Text, *, truncate: bool = False) -> Encoding:
@@ -215,7 +350,7 @@ def record(
         If the device's memory doesn't suffice, or the network has been altered so that its attention can't be
         seen.
     """
-    inputs, attention_mask = _batch(model, encodings)
+    inputs, attention_mask = batch_inputs(model, encodings)
     if causal is None:
         causal = model.causal
     elif causal != model.causal:
@@ -227,22 +362,21 @@ def record(
         inputs["attention_mask"] = additive_mask(allowed, model.dtype).expand(-1, 1, length, length)
     network = model.hf if logits and model.predicts_words else model.hf.base_model
     listeners = [_Listener(site) for site in model.sites]
-    with model.lock, _as_loaded(model.hf), ExitStack() as hooks, torch.no_grad():
+    with ExitStack() as stack:
+        stack.enter_context(model.lock)
+        stack.enter_context(backend.undisturbed(model.hf))
+        stack.enter_context(backend.eager(model.hf))
+        stack.enter_context(torch.no_grad())
         for listener in listeners:
             for handle in listener.attach():
-                hooks.callback(handle.remove)
-        try:
+                stack.callback(handle.remove)
+        with _memory_explained(model, inputs):
             result = network(**inputs)
-        except torch.OutOfMemoryError:
-            raise ProbeError(
-                f"The memory of {model.device} does not suffice for {attention_mask.shape[1]} tokens: "
-                'give a shorter text, or load the model with device="cpu".'
-            ) from None
     layers = tuple(listener.record(layer) for layer, listener in enumerate(listeners))
     return Recording(model, tuple(encodings), attention_mask, layers, causal, getattr(result, "logits", None))
 
 
-def _batch(model: Model, encodings: Sequence[Encoding]) -> tuple[dict[str, Any], Tensor]:
+def batch_inputs(model: Model, encodings: Sequence[Encoding]) -> tuple[dict[str, Any], Tensor]:
     """Model inputs (B, T), padded on the right, and the mask of real tokens."""
     lengths = [len(encoding) for encoding in encodings]
     longest = max(lengths)
@@ -259,7 +393,7 @@ def _batch(model: Model, encodings: Sequence[Encoding]) -> tuple[dict[str, Any],
     }
     if encodings[0].segment_ids_used:
         inputs["token_type_ids"] = rows([encoding.segments for encoding in encodings], 0)
-    if model.causal:
+    if "use_cache" in inspect.signature(model.hf.base_model.forward).parameters:
         inputs["use_cache"] = False
     return inputs, mask
 
@@ -306,34 +440,3 @@ class _Listener:
             return columns.unflatten(-1, (site.num_heads, -1)).transpose(1, 2)
 
         return LayerRecord(query=heads(site.query), key=heads(site.key), value=heads(site.value), **self.seen)
-
-
-@contextmanager
-def _as_loaded(hf: Any) -> Iterator[None]:
-    """The network in evaluation mode, eager, in full precision and not compiled; afterwards as it was before.
-
-    TF32 and bfloat16 shortcuts of float32 products are switched off meanwhile: they are faster, not other
-    mathematics, and would hide an error of 1e-3.
-    """
-    training = [module for module in hf.modules() if module.training]
-    implementation = hf.config._attn_implementation
-    precision = torch.get_float32_matmul_precision()
-    with ExitStack() as stack:
-        if training:
-            hf.eval()
-            stack.callback(_train, training)
-        if implementation != "eager":
-            hf.set_attn_implementation("eager")
-            stack.callback(hf.set_attn_implementation, implementation)
-        if precision != "highest":
-            torch.set_float32_matmul_precision("highest")
-            stack.callback(torch.set_float32_matmul_precision, precision)
-        if any(getattr(module, "_compiled_call_impl", None) is not None for module in hf.modules()):
-            stack.enter_context(torch.compiler.set_stance("force_eager"))
-        stack.enter_context(torch.autocast(hf.device.type, enabled=False))
-        yield
-
-
-def _train(modules: Collection[nn.Module]) -> None:
-    for module in modules:
-        module.training = True

@@ -21,9 +21,9 @@ from torch import nn
 from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from probe import hub
+from probe import backend, hub
 from probe.errors import ProbeError
-from probe.families import Family, Site, find_family
+from probe.families import Family, Site, find_family, supported_types
 
 # The default pair: the short name, the model on the Hub, and the bundled model that stands in for it offline.
 DEFAULTS = {
@@ -50,8 +50,9 @@ class Model:
     source : where the weights were taken from, in words.
     folder : the folder they lie in; None for a network that was handed over as an object.
     revision : the commit on the Hub, where there is one.
-    family : what is known about this kind of network.
-    sites : one entry a layer, where its attention is computed.
+    family : what is known about this kind of network; None if its attention can only be watched, not taken
+        apart.
+    heads_per_layer : how many heads each layer's attention has.
     lock : held during every run, so that threads take turns.
     """
 
@@ -61,36 +62,62 @@ class Model:
     source: str
     folder: Path | None
     revision: str | None
-    family: Family = field(repr=False)
-    sites: tuple[Site, ...] = field(repr=False)
+    family: Family | None = field(repr=False)
+    heads_per_layer: tuple[int, ...] = field(repr=False)
     lock: threading.RLock = field(default_factory=threading.RLock, repr=False)
 
     @property
     def num_layers(self) -> int:
-        return len(self.sites)
+        return len(self.heads_per_layer)
 
     @property
     def num_heads(self) -> int:
-        return self.sites[0].num_heads
+        """Heads in a layer (in the first, for the few networks whose layers differ)."""
+        return self.heads_per_layer[0]
 
     @property
     def head_dim(self) -> int:
         return self.sites[0].head_dim
 
+    @cached_property
+    def sites(self) -> tuple[Site, ...]:
+        """One entry a layer: where its attention is computed and its weights lie.
+
+        Raises
+        ------
+        ProbeError
+            If no family is known for this kind of network.
+        """
+        return self.known_family.sites(self.hf)
+
     @property
-    def max_tokens(self) -> int:
-        """The longest text in tokens, special tokens included."""
-        return self.family.max_tokens(self.hf)
+    def known_family(self) -> Family:
+        """The family, or a ProbeError that says what can be done with this model without one."""
+        if self.family is None:
+            raise ProbeError(
+                f'Where the attention weights of a "{self.hf.config.model_type}" lie is not known here, so '
+                f"{self.name} can be run with attend, but not taken apart; that works for "
+                f"{', '.join(supported_types())}."
+            )
+        return self.family
+
+    @property
+    def max_tokens(self) -> int | None:
+        """The longest text in tokens, special tokens included; None if the network sets no limit."""
+        if self.family is not None:
+            return self.family.max_tokens(self.hf)
+        limit = getattr(self.hf.config.get_text_config(), "max_position_embeddings", None)
+        return limit if isinstance(limit, int) and limit > 0 else None
 
     @property
     def causal(self) -> bool:
         """Whether it was trained so that no position sees a later one."""
-        return self.family.causal(self.hf.config)
+        return self.known_family.causal(self.hf.config)
 
     @property
     def has_pairs(self) -> bool:
         """Whether it takes a second sentence."""
-        return self.family.pairs
+        return self.family is not None and self.family.pairs
 
     @property
     def predicts_words(self) -> bool:
@@ -128,9 +155,10 @@ class Model:
         ProbeError
             Naming the allowed range.
         """
-        for what, value, count in (("layer", layer, self.num_layers), ("head", head, self.num_heads)):
+        for what, value in (("layer", layer), ("head", head)):
             if value is None:
                 continue
+            count = self.num_layers if what == "layer" else self.heads_per_layer[layer]
             if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < count:
                 raise ProbeError(
                     f"There is no {what} {value!r} in {self.name}: it has {count} {what}s"
@@ -220,11 +248,11 @@ def _wrap(network: nn.Module, tokenizer: PreTrainedTokenizerBase | None) -> Mode
             f"A network must be a transformers PreTrainedModel, not a {type(network).__name__}; "
             "give the inner model if it is wrapped."
         )
-    family = find_family(network.config)
+    _check_supported(network.config, type(network))
     if tokenizer is None:
         raise ProbeError("Give the tokenizer too: probe.load(network, tokenizer=...).")
     name = network.config.name_or_path or type(network).__name__
-    return Model(network, tokenizer, name, "given as an object", None, None, family, family.sites(network))
+    return _model(network, tokenizer, name, "given as an object", None, None)
 
 
 def _device(device: str | torch.device | None, dtype: torch.dtype) -> torch.device:
@@ -348,7 +376,8 @@ def _load_folder(
         config = AutoConfig.from_pretrained(folder, **local)
     except (OSError, ValueError, KeyError) as error:
         raise ProbeError(f"{folder / 'config.json'} can't be used: {_first_line(error)}") from None
-    family = find_family(config)
+    network_class = _network_class(config)
+    _check_supported(config, network_class)
     if tokenizer is None:
         try:
             tokenizer = AutoTokenizer.from_pretrained(folder, **local)
@@ -357,7 +386,6 @@ def _load_folder(
                 f"No tokenizer could be read from {folder} ({_first_line(error)}): save one there with "
                 "tokenizer.save_pretrained, or pass tokenizer=."
             ) from None
-    network_class = _network_class(config)
     try:
         with _progress(folder):
             hf, info = network_class.from_pretrained(
@@ -371,7 +399,41 @@ def _load_folder(
     except torch.OutOfMemoryError:
         raise ProbeError(f'{name} does not fit into the memory of {device}: try device="cpu".') from None
     _warn_if_untested()
-    return Model(hf, tokenizer, name, source, folder, revision, family, family.sites(hf))
+    return _model(hf, tokenizer, name, source, folder, revision)
+
+
+def _check_supported(config: Any, network_class: Any) -> None:
+    """Refuse, before any work, a kind of network whose attention can't be seen."""
+    kind = f'Models of type "{config.model_type}"'
+    if find_family(config) is not None:
+        return
+    if config.is_encoder_decoder:
+        raise ProbeError(
+            f"{kind} have an encoder and a decoder, which is not supported yet: give one of the two."
+        )
+    if issubclass(network_class, PreTrainedModel) and network_class.main_input_name != "input_ids":
+        raise ProbeError(f"{kind} don't take text, which is not supported yet.")
+    if issubclass(network_class, PreTrainedModel) and not network_class._can_set_attn_implementation():
+        raise ProbeError(
+            f"{kind} are not supported: they compute attention in code of their own, not through "
+            "transformers' attention interface, where it can be captured."
+        )
+
+
+def _model(
+    hf: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    name: str,
+    source: str,
+    folder: Path | None,
+    revision: str | None,
+) -> Model:
+    family = find_family(hf.config)
+    if family is not None:
+        heads = tuple(site.num_heads for site in family.sites(hf))
+    else:
+        heads = backend.heads_per_layer(hf)
+    return Model(hf, tokenizer, name, source, folder, revision, family, heads)
 
 
 @contextmanager

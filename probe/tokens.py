@@ -93,9 +93,9 @@ def check_text(text: Text) -> None:
 
 
 def encode(
-    tokenizer: PreTrainedTokenizerBase, text: Text, max_tokens: int, vocab_size: int, *, truncate: bool
+    tokenizer: PreTrainedTokenizerBase, text: Text, max_tokens: int | None, vocab_size: int, *, truncate: bool
 ) -> Encoding:
-    """Tokenise ``text`` for a model of ``max_tokens`` positions.
+    """Tokenise ``text`` for a model of ``max_tokens`` positions; None is no limit.
 
     Raises
     ------
@@ -112,7 +112,7 @@ def encode(
     batch = tokenizer(*arguments, truncation=False, padding=False, verbose=False, **options)
     full = len(batch["input_ids"])
     truncated = None
-    if full > max_tokens:
+    if max_tokens is not None and full > max_tokens:
         if not truncate:
             raise ProbeError(
                 f"The text has {full:,} tokens, special tokens included; this model takes at most "

@@ -21,14 +21,10 @@ from torch import Tensor
 
 from attention import MultiHeadAttention, attention_by_loops, causal_mask, combine_masks, padding_mask
 from attention.modules import MultiHeadSteps
-from probe.capture import LayerRecord, Recording, encode_for, record
-from probe.errors import ProbeError
+from probe.capture import LayerRecord, Recording, batches, encode_all, record
 from probe.families import Site
 from probe.models import Model, resolve
 from probe.tokens import Encoding, Text
-
-# Texts are run together until their padded maps would hold this many numbers (256 MB in float32).
-_CELLS_AT_ONCE = 64 * 2**20
 
 
 @dataclass(frozen=True)
@@ -193,31 +189,11 @@ def verify(
     model = resolve(model)
     encodings = encode_all(model, text_or_texts, truncate=truncate)
     tally = Tally(model, encodings)
-    for batch in _batches(model, encodings):
+    for batch in batches(encodings, model.num_layers * model.num_heads):
         recording = record(model, [encodings[index] for index in batch])
         for layer, steps, module in recompute(recording):
             tally.add(layer, recording, steps, module, batch)
     return tally.report()
-
-
-def encode_all(
-    model: Model, text_or_texts: Text | Sequence[Text], *, truncate: bool = False
-) -> list[Encoding]:
-    """Tokenise one text or a list of them; an error names the text it is about."""
-    if isinstance(text_or_texts, (str, tuple)):
-        return [encode_for(model, text_or_texts, truncate=truncate)]
-    if not isinstance(text_or_texts, Sequence) or not text_or_texts:
-        given = "an empty one" if text_or_texts == [] else f"a {type(text_or_texts).__name__}"
-        raise ProbeError(f"Give a text or a list of texts, not {given}.")
-    encodings = []
-    for index, text in enumerate(text_or_texts):
-        try:
-            encodings.append(encode_for(model, text, truncate=truncate))
-        except ProbeError as error:
-            raise ProbeError(
-                f"Text {index} of {len(text_or_texts)}: {error}" if len(text_or_texts) > 1 else str(error)
-            ) from None
-    return encodings
 
 
 def allowed_mask(recording: Recording) -> Tensor | None:
@@ -267,19 +243,6 @@ def from_scratch(site: Site) -> MultiHeadAttention:
         )
     module.load_state_dict(state, assign=True)
     return module.eval()
-
-
-def _batches(model: Model, encodings: Sequence[Encoding]) -> Iterator[list[int]]:
-    """Indices of texts to run together: of similar length, and as many as memory allows."""
-    order = sorted(range(len(encodings)), key=lambda index: len(encodings[index]))
-    batch: list[int] = []
-    for index in order:
-        cells = (len(batch) + 1) * model.num_layers * model.num_heads * len(encodings[index]) ** 2
-        if batch and cells > _CELLS_AT_ONCE:
-            yield batch
-            batch = []
-        batch.append(index)
-    yield batch
 
 
 @dataclass(frozen=True)

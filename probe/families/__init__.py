@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from probe.errors import ProbeError
 from probe.families import bert, gpt2
 from probe.families.site import Family, Projection, Site
 
@@ -26,18 +25,6 @@ def supported_types() -> list[str]:
     return [model_type for family in FAMILIES for model_type in family.model_types]
 
 
-def find_family(config: PretrainedConfig) -> Family:
-    """The family of a model, by the ``model_type`` of its configuration.
-
-    Raises
-    ------
-    ProbeError
-        If no family file describes this ``model_type``.
-    """
-    for family in FAMILIES:
-        if config.model_type in family.model_types:
-            return family
-    raise ProbeError(
-        f'Models of type "{config.model_type}" are not supported: where the attention weights lie is known '
-        f"only for {', '.join(supported_types())}."
-    )
+def find_family(config: PretrainedConfig) -> Family | None:
+    """The family of a model, by its configuration's ``model_type``; None if no file here describes it."""
+    return next((family for family in FAMILIES if config.model_type in family.model_types), None)

@@ -1,0 +1,83 @@
+"""A whole model run with ``attention`` as its attention."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from probe import backend
+from probe.capture import batch_inputs, encode_for
+from probe.models import Model, resolve
+from probe.tokens import Text
+
+
+@dataclass(frozen=True, eq=False)
+class FromScratchRun:
+    """What a model gives with its attention computed from scratch in every layer, beside what it gives by
+    itself.
+
+    Attributes
+    ----------
+    model_name, source : which model.
+    text, tokens, truncated : as in a ``Run``; T tokens.
+    what : "logits" for a model with a head for words, else "last hidden state".
+    from_scratch, model : (T, vocabulary) or (T, d_model), on the CPU.
+    """
+
+    model_name: str
+    source: str
+    text: Text
+    tokens: tuple[str, ...]
+    truncated: str | None
+    what: str
+    from_scratch: Tensor
+    model: Tensor
+
+    @property
+    def max_abs_error(self) -> float:
+        """The largest absolute difference of the two; it includes what rounding in one layer does to the next."""
+        return float((self.from_scratch - self.model).abs().max())
+
+    def __str__(self) -> str:
+        return (
+            f"{self.model_name} ({self.source}) with its attention from scratch: {self.what} of "
+            f"{len(self.tokens)} tokens differ by at most {self.max_abs_error:.1e} from the model's own, whose largest is "
+            f"{float(self.model.abs().max()):.1f}."
+        )
+
+
+def run_from_scratch(model: Model | str, text: Text, *, truncate: bool = False) -> FromScratchRun:
+    """Run a model twice: on its own backend, and with ``attention`` in place of it in every layer.
+
+    Raises
+    ------
+    ProbeError
+        If there is no such model, or the text can't be taken.
+    """
+    model = resolve(model)
+    encoding = encode_for(model, text, truncate=truncate)
+    inputs, _ = batch_inputs(model, [encoding])
+    network = model.hf if model.predicts_words else model.hf.base_model
+
+    def output() -> Tensor:
+        result: Any = network(**inputs)
+        values: Tensor = result.logits if model.predicts_words else result.last_hidden_state
+        return values[0].cpu()
+
+    with model.lock, backend.undisturbed(model.hf), torch.no_grad():
+        own = output()
+        with backend.from_scratch_backend(model.hf):
+            from_scratch = output()
+    return FromScratchRun(
+        model_name=model.name,
+        source=model.source,
+        text=text,
+        tokens=encoding.tokens,
+        truncated=encoding.truncated,
+        what="logits" if model.predicts_words else "last hidden state",
+        from_scratch=from_scratch,
+        model=own,
+    )
