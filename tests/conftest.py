@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Generator
 from pathlib import Path
@@ -14,10 +15,19 @@ import pytest
 if TYPE_CHECKING:
     from probe import Model
 
+# `pytest -m hub`. Read from the command line: a conftest further down may import transformers, which takes
+# its settings from the environment, before pytest has a configuration to ask.
+HUB_ASKED_FOR = "hub" in sys.argv
+
 # torch reads this when it is imported. The models here are small: more threads only get in each other's way.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
 os.environ["MPLBACKEND"] = "Agg"
+if not HUB_ASKED_FOR:
+    # No network, and an empty cache: "bert" and "gpt2" are the bundled models, whatever lies on this machine.
+    empty_cache = tempfile.TemporaryDirectory(prefix="empty-hub-cache-")
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    os.environ["HF_HUB_CACHE"] = empty_cache.name
 
 # These may be skipped wherever there is no such thing; with NO_SKIPS=1 every other skip is a failure.
 MAY_SKIP = ("gpu", "hub")
@@ -30,25 +40,11 @@ CHROMIUM_NAMES = (
 )
 
 
-def hub_asked_for(config: pytest.Config) -> bool:
-    expression = config.option.markexpr
-    return "hub" in expression and "not hub" not in expression
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    """Without `-m hub`: no network and an empty Hub cache, set before transformers is imported."""
-    if not hub_asked_for(config):
-        cache = tempfile.TemporaryDirectory(prefix="empty-hub-cache-")
-        config.add_cleanup(cache.cleanup)
-        os.environ["HF_HUB_OFFLINE"] = "1"
-        os.environ["HF_HUB_CACHE"] = cache.name
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     import torch
 
     reasons = {
-        "hub": None if hub_asked_for(config) else "needs models from the Hub: make test-hub",
+        "hub": None if HUB_ASKED_FOR else "needs models from the Hub: make test-hub",
         "gpu": None if torch.cuda.is_available() else "needs a CUDA device",
         "browser": None if chromium_path() else "needs Chromium or Chrome: none on the PATH",
     }
