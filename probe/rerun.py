@@ -38,7 +38,7 @@ class FromScratchRun:
 
     @property
     def max_abs_error(self) -> float:
-        """The largest absolute difference of the two; it includes what rounding in one layer does to the next."""
+        """The largest absolute difference of the two; rounding in one layer grows in the next."""
         return float((self.from_scratch - self.model).abs().max())
 
     def __str__(self) -> str:
