@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
@@ -19,10 +19,12 @@ from probe.verification import Report, Tally, recompute
 class Comparison:
     """All heads of one run on one text, twice. Made by ``compare``; asking it anything runs no model.
 
-    ``report`` is what ``verify`` says of the same run.
+    ``report`` is what ``verify`` says of the same run; ``predictions`` are the model's likeliest words,
+    where it has a head for words and the text leaves something to predict.
     """
 
     report: Report
+    predictions: tuple[Prediction, ...]
     recording: Recording = field(repr=False)
     recomputed: tuple[Tensor, ...] = field(repr=False)
 
@@ -57,10 +59,6 @@ class Comparison:
         """One row of one head, number by number."""
         return trace_of(self.recording, layer, head, query)
 
-    def predictions(self, k: int = 5) -> tuple[Prediction, ...]:
-        """The model's likeliest words, where it has a head for words and there is something to predict."""
-        return predictions_of(self.recording, k)
-
 
 def compare(model: Model | str, text: Text, *, truncate: bool = False) -> Comparison:
     """Run a model once on a text and compute every head again from scratch.
@@ -78,4 +76,6 @@ def compare(model: Model | str, text: Text, *, truncate: bool = False) -> Compar
     for layer, steps, module in recompute(recording):
         tally.add(layer, recording, steps, module, [0])
         recomputed.append(steps.heads.weights)
-    return Comparison(tally.report(), recording, tuple(recomputed))
+    predictions = predictions_of(recording)
+    # The scores of the whole vocabulary at every position would be most of what a comparison keeps.
+    return Comparison(tally.report(), predictions, replace(recording, logits=None), tuple(recomputed))
