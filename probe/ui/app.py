@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import gradio as gr
 
 from probe.ui import endpoints, links, widgets
-from probe.ui.compare import Compare
+from probe.ui.compare import AVERAGES, Compare
+from probe.ui.figure import grouping
 from probe.ui.header import EXAMPLES, Header, verdict
 from probe.ui.masks import Masks
-from probe.ui.state import Screen, Session, look
+from probe.ui.state import Focus, Options, Screen, Session, look
+from probe.ui.steps import Steps
 from probe.ui.verify import Verify
-
-Queries = tuple[int | None, int | None]
 
 # Runs of a model take turns; looking at another layer or head of a kept result does not wait for them.
 _RUN: dict[str, Any] = {"api_visibility": "private", "concurrency_id": "run", "concurrency_limit": 1}
@@ -33,26 +34,39 @@ class Page:
 
     def __init__(self) -> None:
         self.session = gr.State(Session())
-        self.queries = gr.State((None, None))
+        self.focus = gr.State(Focus())
         self.view = gr.State("compare")
         self.header = Header()
         with gr.Tabs(elem_id="views") as self.tabs:
-            self.views = (Compare(), Masks(), Verify())
-        self.share = widgets.widget("share")
+            self.compare, self.masks, self.steps, self.verify = Compare(), Masks(), Steps(), Verify()
+        self.views: tuple[Compare | Masks | Steps | Verify, ...]
+        self.views = (self.compare, self.masks, self.steps, self.verify)
         self.ids = tuple(view.id for view in self.views)
-        first, second = self.header.halves
-        self.heads = [first.layer, first.head, second.layer, second.head]
-        self.place = [*self.heads, self.header.hide_special, self.view]
-        self.names = [first.model, second.model]
-        self.shown = [out for view in self.views for out in view.outputs] + [self.share]
+        self.share = widgets.widget("share")
+        halves = self.header.halves
+        self.heads = [slider for half in halves for slider in (half.layer, half.head)]
+        self.options: list[Any] = [
+            self.header.hide_special,
+            self.header.words,
+            self.compare.average,
+            self.masks.whole_model,
+        ]
+        self.typed = [self.header.sentence, self.header.second, *(half.model for half in halves)]
+        self.looked = [self.session, self.focus, self.view, *self.heads, *self.options]
+        self.shown = [*(output for view in self.views for output in view.outputs), self.share]
 
     # ---- from inputs to a screen, from a screen to outputs
 
-    def screen(
-        self, session: Session, queries: Queries, heads: tuple[float, ...], hide: bool, view: str
-    ) -> Screen:
-        halves = [look(session, slot, heads[2 * slot], heads[2 * slot + 1], queries[slot]) for slot in (0, 1)]
-        return Screen(session, (halves[0], halves[1]), bool(hide), view if view in self.ids else self.ids[0])
+    def screen(self, session: Session, focus: Focus, view: str, *rest: Any) -> Screen:
+        """The screen that the values of ``self.looked`` describe."""
+        heads, (hide, words, average, whole) = rest[:4], rest[4:]
+        halves = [
+            look(session, slot, heads[2 * slot], heads[2 * slot + 1], focus.queries[slot]) for slot in (0, 1)
+        ]
+        options = Options(bool(hide), bool(words), average if average in AVERAGES else "head", bool(whole))
+        return Screen(
+            session, (halves[0], halves[1]), focus, options, view if view in self.ids else self.ids[0]
+        )
 
     def filled(self, screen: Screen) -> list[Any]:
         """Values for ``self.shown``: only the view in sight is filled, the others when they are opened."""
@@ -66,7 +80,7 @@ class Page:
         return widgets.share(links.query(screen), links.python(screen))
 
     def everything(self, screen: Screen) -> list[Any]:
-        """Values for the ranges of the sliders, the verdict and ``self.shown``."""
+        """Values for the sliders, with their ranges, the verdict and ``self.shown``."""
         ranges = [
             update
             for controls, half in zip(self.header.halves, screen.halves, strict=True)
@@ -79,83 +93,114 @@ class Page:
     def open(self, request: gr.Request) -> list[Any]:
         """The page was opened: show what its address asks for."""
         place = links.read(dict(request.query_params), self.ids)
-        heads = tuple(float(number) for pair in place.heads for number in pair)
-        screen = self.screen(place.session, place.queries, heads, place.hide_special, place.view)
-        session = place.session
+        options = place.options
+        screen = self.screen(
+            place.session,
+            Focus(place.queries, place.slot),
+            place.view,
+            *(number for pair in place.heads for number in pair),
+            options.hide_special,
+            options.words,
+            options.average,
+            options.whole_model,
+        )
         return [
-            session,
-            place.queries,
+            screen.session,
+            screen.focus,
             screen.view,
             gr.Tabs(selected=screen.view),
-            session.text,
-            session.second,
-            *session.models,
-            screen.hide_special,
+            screen.session.text,
+            screen.session.second,
+            *screen.session.models,
+            options.hide_special,
+            options.words,
+            options.average,
+            options.whole_model,
             *self.everything(screen),
         ]
 
-    def run(self, sentence: str, second: str, first_model: str, second_model: str, *place: Any) -> list[Any]:
+    def run(
+        self, sentence: str, second: str, first_model: str, second_model: str, view: str, *place: Any
+    ) -> list[Any]:
         """A new sentence or another model: run both models."""
-        *heads, hide, view = place
         session = Session(sentence or "", second or "", (first_model or "", second_model or ""))
-        screen = self.screen(session, (None, None), tuple(heads), hide, view)
-        return [session, (None, None), *self.everything(screen)]
-
-    def move(self, session: Session, queries: Queries, *place: Any) -> list[Any]:
-        """Another layer, head, view or way of showing: no model is run."""
-        *heads, hide, view = place
-        return self.filled(self.screen(session, queries, tuple(heads), hide, view))
-
-    def pick(self, slot: int) -> Callable[..., list[Any]]:
-        """What happens when a token or a cell is chosen; the figure itself has marked it already."""
-
-        def pick(session: Session, queries: Queries, event: gr.EventData, *place: Any) -> list[Any]:
-            row = event._data.get("row")
-            chosen = int(row) if isinstance(row, int | float) else None
-            queries = (chosen, queries[1]) if slot == 0 else (queries[0], chosen)
-            *heads, hide, view = place
-            return [queries, self.shared(self.screen(session, queries, tuple(heads), hide, view))]
-
-        return pick
-
-    def choose_head(self, slot: int) -> Callable[..., list[Any]]:
-        """What happens when a cell of a layer x head picture is chosen: the first view shows that head."""
-
-        def choose_head(
-            session: Session, queries: Queries, hide: bool, event: gr.EventData, *heads: float
-        ) -> list[Any]:
-            places = list(heads)
-            places[2 * slot : 2 * slot + 2] = event._data["row"], event._data["col"]
-            screen = self.screen(session, queries, tuple(places), hide, self.ids[0])
-            return [*places, screen.view, gr.Tabs(selected=screen.view), *self.filled(screen)]
-
-        return choose_head
+        screen = self.screen(session, Focus(), view, *place)
+        return [session, screen.focus, *self.everything(screen)]
 
     def example(self, text: str, *rest: Any) -> list[Any]:
         """One of the example sentences was chosen."""
         return [text, *self.run(text, *rest)]
 
-    def turn(self, view: str, *inputs: Any) -> list[Any]:
+    def move(self, *looked: Any) -> list[Any]:
+        """Another layer, head or way of showing: no model is run."""
+        return self.filled(self.screen(*looked))
+
+    def turn(self, view: str, session: Session, focus: Focus, old_view: str, *place: Any) -> list[Any]:
         """Another view was opened."""
-        return [view, *self.move(*inputs, view)]
+        return [view, *self.filled(self.screen(session, focus, view, *place))]
+
+    def pick(self, slot: int) -> Callable[..., list[Any]]:
+        """What happens when a token or a cell is chosen: a cell is opened in the steps."""
+
+        def pick(event: gr.EventData, *looked: Any) -> list[Any]:
+            screen = self.screen(*looked)
+            comparison = screen.halves[slot].comparison
+            if comparison is None:
+                return [gr.skip()] * (3 + len(self.shown))
+            whole, _ = grouping(comparison.encoding, screen.options)
+            query, key = (_position(whole.pieces, event._data.get(name)) for name in ("row", "col"))
+            if query is None:
+                return [gr.skip()] * (3 + len(self.shown))
+            focus = screen.focus.chose(slot, query, key)
+            halves = list(screen.halves)
+            halves[slot] = replace(halves[slot], query=query)
+            screen = replace(screen, focus=focus, halves=(halves[0], halves[1]))
+            if key is None:
+                untouched = [gr.skip()] * (len(self.shown) - 1)
+                return [focus, screen.view, gr.skip(), *untouched, self.shared(screen)]
+            screen = replace(screen, view=self.steps.id)
+            return [focus, screen.view, gr.Tabs(selected=screen.view), *self.filled(screen)]
+
+        return pick
+
+    def step(self, event: gr.EventData, session: Session, focus: Focus, *place: Any) -> list[Any]:
+        """Another model or query was chosen in the steps."""
+        if event._data.get("slot") in (0, 1):
+            focus = Focus(focus.queries, event._data["slot"])
+        elif isinstance(event._data.get("query"), int):
+            focus = focus.chose(focus.slot, event._data["query"])
+        return [focus, *self.move(session, focus, *place)]
+
+    def choose_head(self, slot: int) -> Callable[..., list[Any]]:
+        """What happens when a cell of a layer x head picture is chosen: the first view shows that head."""
+
+        def choose_head(
+            event: gr.EventData, session: Session, focus: Focus, view: str, *place: Any
+        ) -> list[Any]:
+            heads = list(place[:4])
+            heads[2 * slot : 2 * slot + 2] = event._data["row"], event._data["col"]
+            screen = self.screen(session, focus, self.compare.id, *heads, *place[4:])
+            return [*heads, screen.view, gr.Tabs(selected=screen.view), *self.filled(screen)]
+
+        return choose_head
 
     def listen(self, demo: gr.Blocks) -> None:
         """Bind the functions to the components."""
-        header = self.header
-        state = [self.session, self.queries]
+        header, state = self.header, [self.session, self.focus]
+        place = self.looked[2:]
         ran = [*self.heads, header.verdict, *self.shown]
-        page = [self.view, self.tabs, header.sentence, header.second, *self.names, header.hide_special]
+        opened = [*state, self.view, self.tabs, *self.typed, *self.options, *ran]
         busy: dict[str, Any] = {"show_progress": "minimal", "show_progress_on": [header.verdict]}
-        demo.load(self.open, None, [*state, *page, *ran], show_progress="hidden", **_RUN)
+        demo.load(self.open, None, opened, show_progress="hidden", **_RUN)
         gr.on(
             [
                 header.sentence.submit,
                 header.second.submit,
                 header.run.click,
-                *(name.input for name in self.names),
+                *(half.model.input for half in header.halves),
             ],
             self.run,
-            [header.sentence, header.second, *self.names, *self.place],
+            [*self.typed, *place],
             [*state, *ran],
             **busy,
             **_RUN,
@@ -163,32 +208,37 @@ class Page:
         for button, (_, text) in zip(header.examples, EXAMPLES, strict=True):
             button.click(
                 partial(self.example, text),
-                [header.second, *self.names, *self.place],
+                [*self.typed[1:], *place],
                 [header.sentence, *state, *ran],
                 **busy,
                 **_RUN,
             )
         gr.on(
-            [*(slider.input for slider in self.heads), header.hide_special.input],
+            [control.input for control in (*self.heads, *self.options)],
             self.move,
-            [*state, *self.place],
+            self.looked,
             self.shown,
             **_LOOK,
         )
         for view in self.views:
-            view.tab.select(
-                partial(self.turn, view.id), [*state, *self.place[:-1]], [self.view, *self.shown], **_LOOK
+            view.tab.select(partial(self.turn, view.id), self.looked, [self.view, *self.shown], **_LOOK)
+        for slot in (0, 1):
+            for figure in (self.compare.figures[slot], self.masks.figures[slot]):
+                figure.select(
+                    self.pick(slot), self.looked, [self.focus, self.view, self.tabs, *self.shown], **_LOOK
+                )
+            self.verify.figures[slot].select(
+                self.choose_head(slot),
+                self.looked,
+                [*self.heads, self.view, self.tabs, *self.shown],
+                **_LOOK,
             )
-            for slot, figure in enumerate(view.figures):
-                if isinstance(view, Verify):
-                    figure.select(
-                        self.choose_head(slot),
-                        [*state, header.hide_special, *self.heads],
-                        [*self.heads, self.view, self.tabs, *self.shown],
-                        **_LOOK,
-                    )
-                else:
-                    figure.select(self.pick(slot), [*state, *self.place], [self.queries, self.share], **_LOOK)
+        self.steps.trace.select(self.step, self.looked, [self.focus, *self.shown], **_LOOK)
+
+
+def _position(pieces: tuple[tuple[int, int], ...], group: Any) -> int | None:
+    """The first token of a token or word by its number, or None."""
+    return pieces[group][0] if isinstance(group, int) and 0 <= group < len(pieces) else None
 
 
 def build() -> gr.Blocks:

@@ -2,88 +2,99 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import gradio as gr
+import torch
 from torch import Tensor
 
 import probe
 from attention import causal_mask
-from probe.tokens import Encoding
 from probe.ui.figure import Panel, difference_range, figure_component, message, token_figure
-from probe.ui.state import DEFAULT_QUERY, DEFAULT_TEXT, Half, Screen
+from probe.ui.state import Half, Screen
 
 ID, LABEL = "compare", "Compare"
-
-
-def future(comparison: probe.Comparison) -> Tensor | None:
-    """True where a causal model's mask forbids attending; None for a model that sees both ways."""
-    return ~causal_mask(len(comparison.encoding)) if comparison.model.causal else None
-
-
-def chosen_query(half: Half, encoding: Encoding) -> int:
-    """The query that is marked: the visitor's choice, else the last token with a letter or digit in it."""
-    if half.query is not None:
-        return half.query
-    if encoding.text == DEFAULT_TEXT and DEFAULT_QUERY in encoding.tokens:
-        return encoding.tokens.index(DEFAULT_QUERY)
-    words = [
-        i
-        for i, (token, special) in enumerate(zip(encoding.tokens, encoding.special, strict=True))
-        if not special and any(char.isalnum() for char in token)
-    ]
-    return words[-1] if words else len(encoding) - 1
+AVERAGES = {"head": "this head", "layer": "mean over the heads of this layer", "all": "mean over all heads"}
 
 
 def describe(screen: Screen, half: Half) -> dict[str, Any]:
-    """The three maps of one model's head as a figure."""
+    """The three maps of one model's head, or of the mean over heads, as a figure."""
     if half.comparison is None:
         return message(half.name, half.problem, screen.stamp(half))
-    comparison = half.comparison
-    check = next(c for c in comparison.report.heads if (c.layer, c.head) == (half.layer, half.head))
-    masked = future(comparison)
-    verdict = f"largest difference {check.max_abs_error:.1e}"
-    notes = [
-        f"layer {half.layer}, head {half.head}",
-        f"{len(comparison.encoding)} tokens",
-        comparison.model.source,
-    ]
+    comparison, average = half.comparison, screen.options.average
+    encoding, model = comparison.encoding, comparison.model
+    heads = averaged(half, average)
+    ours, theirs = (_mean(read, heads) for read in (comparison.from_scratch, comparison.from_model))
+    masked = ~causal_mask(len(encoding)) if model.causal else None
+    where = {
+        "head": f"layer {half.layer}, head {half.head}",
+        "layer": f"layer {half.layer}, mean over its {len(heads)} heads",
+        "all": f"mean over all {len(heads)} heads",
+    }[average]
+    checks = [check for check in comparison.report.heads if (check.layer, check.head) in heads]
+    agrees = all(check.passed for check in checks)
+    worst = max(check.max_abs_error for check in checks)
     return token_figure(
-        comparison.model.name,
-        comparison.encoding,
+        model.name,
+        encoding,
         [
             Panel(
                 "From scratch",
                 "from scratch",
-                comparison.from_scratch(half.layer, half.head),
+                ours,
                 masked=masked,
-                note="softmax of query · key, computed here from the model's weights",
+                note="computed here from the model's weights, step by step",
             ),
             Panel(
                 "The model's own",
                 "model",
-                comparison.from_model(half.layer, half.head),
+                theirs,
                 masked=masked,
                 note="what the model computed in its forward pass",
             ),
             Panel(
                 "Absolute difference",
                 "difference",
-                comparison.difference(half.layer, half.head),
+                (ours - theirs).abs(),
                 "difference",
-                note="logarithmic scale",
                 ends=difference_range(comparison.report),
+                note="logarithmic scale",
             ),
         ],
-        hide_special=screen.hide_special,
-        subtitle=" · ".join(notes),
-        badge=(f"agrees: {verdict}", "good") if check.passed else (f"differs: {verdict}", "bad"),
-        notice=comparison.encoding.truncated or "",
-        selected=(chosen_query(half, comparison.encoding), None),
+        options=screen.options,
+        query=half.shown_query,
+        subtitle=" · ".join([where, f"{len(encoding)} tokens", model.source]),
+        badge=(f"{'agrees' if agrees else 'differs'}: at most {worst:.1e}", "good" if agrees else "bad"),
+        notice=encoding.truncated or "",
+        remarks=predictions(comparison),
         stamp=screen.stamp(half),
-        label=f"Attention weights of {comparison.model.name}, layer {half.layer}, head {half.head}: from "
-        "scratch, the model's own and their difference. Rows are queries, columns are keys.",
+        label=f"Attention weights of {model.name}, {where}: from scratch, the model's own and their "
+        "difference. Rows are queries, columns are keys.",
     )
+
+
+def averaged(half: Half, average: str) -> set[tuple[int, int]]:
+    """The heads whose mean is shown: one head, the heads of its layer, or all."""
+    assert half.comparison is not None
+    model = half.comparison.model
+    layers = range(model.num_layers) if average == "all" else (half.layer,)
+    heads = (half.head,) if average == "head" else range(model.num_heads)
+    return {(layer, head) for layer in layers for head in heads}
+
+
+def _mean(read: Callable[[int, int], Tensor], heads: set[tuple[int, int]]) -> Tensor:
+    return torch.stack([read(layer, head) for layer, head in sorted(heads)]).mean(0)
+
+
+def predictions(comparison: probe.Comparison) -> list[str]:
+    """What the model would say next, or behind each mask token; one sentence each."""
+    sentences = []
+    for prediction in comparison.predictions:
+        place = "next token" if comparison.model.causal else f"token {prediction.position}"
+        words = ", ".join(f"{word.strip() or word!r} {share:.1%}" for word, share in prediction.candidates)
+        sentences.append(f"Predicted {place}: {words}")
+    return sentences
 
 
 class Compare:
@@ -93,6 +104,15 @@ class Compare:
 
     def __init__(self) -> None:
         with gr.Tab(LABEL, id=ID, elem_id=f"tab-{ID}") as self.tab:
+            self.average = gr.Radio(
+                [(text, key) for key, text in AVERAGES.items()],
+                value="head",
+                label="Show",
+                show_label=False,
+                container=False,
+                elem_id="average",
+                elem_classes="choice",
+            )
             self.figures = [figure_component(f"{ID}-{slot}") for slot in "ab"]
 
     @property

@@ -19,6 +19,8 @@ from torch import Tensor
 
 from probe import MaskComparison, Report
 from probe.tokens import Encoding
+from probe.ui.state import Options
+from probe.words import Words, group_words, single_tokens
 
 _MOUNT = """
 const begin = () => window.attentionFigure(element, props, trigger, watch);
@@ -55,10 +57,10 @@ class Panel:
 
     title: str
     short: str
-    values: Tensor | np.ndarray
+    values: Tensor
     kind: str = "weight"
     note: str = ""
-    masked: Tensor | np.ndarray | None = None
+    masked: Tensor | None = None
     ends: tuple[float, float] = (1e-9, 1e-4)
 
 
@@ -71,7 +73,7 @@ class Axis:
     index: Sequence[int]
 
 
-def _packed(values: Tensor | np.ndarray, dtype: str) -> str:
+def _packed(values: Tensor, dtype: str) -> str:
     """Numbers as base64, so the page gets what was computed, in a third of the space of decimals."""
     return base64.b64encode(np.ascontiguousarray(np.asarray(values), dtype=dtype).tobytes()).decode("ascii")
 
@@ -100,7 +102,8 @@ def figure(
     notice: str = "",
     selected: tuple[int, int | None] | None = None,
     strip: dict[str, Any] | None = None,
-    hidden: Tensor | np.ndarray | None = None,
+    remarks: Sequence[str] = (),
+    hidden: Tensor | None = None,
 ) -> dict[str, Any]:
     """A figure as data.
 
@@ -116,6 +119,8 @@ def figure(
         Positions of the chosen row and column (None: the whole row).
     strip
         ``text``, ``spans`` and ``special`` of the tokens, to show them above the maps.
+    remarks
+        Sentences under the strip.
     hidden
         (rows,), the weight each query gives to keys that are not shown.
     """
@@ -143,6 +148,7 @@ def figure(
         ],
         "selected": None if selected is None else {"row": selected[0], "col": selected[1]},
         "strip": strip,
+        "remarks": list(remarks),
         "hidden": None if hidden is None else _packed(hidden, "<f4"),
     }
 
@@ -152,8 +158,8 @@ def token_figure(
     result: Encoding | MaskComparison,
     panels: Sequence[Panel],
     *,
-    hide_special: bool = False,
-    with_strip: bool = True,
+    options: Options,
+    query: int,
     **rest: Any,
 ) -> dict[str, Any]:
     """A figure of maps over the tokens of one text.
@@ -161,47 +167,59 @@ def token_figure(
     Parameters
     ----------
     result
-        What holds the tokens, and which of them are special.
-    hide_special
-        Leave out the rows and columns of special tokens. Nothing is renormalised: the weight on hidden keys
-        is shown as a number per query, taken from the first panel of weights.
+        What holds the tokens.
+    panels
+        Maps over all tokens; here they are put together to words and rid of special tokens, as ``options``
+        says. Nothing is renormalised: the weight on hidden keys is shown as a number per query, taken from
+        the first panel of weights.
+    query
+        Position of the token whose row is marked.
     rest
         Passed on to ``figure``.
     """
-    keep = np.array([not (hide_special and special) for special in result.special], dtype=bool)
-    if not keep.any():
-        keep[:] = True
-    shown = np.flatnonzero(keep)
+    whole, kept = grouping(result, options)
     hidden = None
-    weights = next((np.asarray(panel.values) for panel in panels if panel.kind == "weight"), None)
-    if weights is not None and not keep.all():
-        hidden = weights[np.ix_(keep, ~keep)].sum(axis=1)
-    square = np.ix_(keep, keep)
-    cut = [
-        replace(
-            panel,
-            values=np.asarray(panel.values)[keep if panel.kind == "bars" else square],
-            masked=None if panel.masked is None else np.asarray(panel.masked)[square],
-        )
-        for panel in panels
-    ]
-    labels = [result.tokens[i] for i in shown]
-    index = [int(i) for i in shown]
-    strip = None
-    if with_strip:
-        spans = result.spans or [(0, 0)] * len(result.tokens)
-        strip = {
-            # The spans of a pair count from the start of their own sentence, so there is no one text to mark.
-            "text": result.text if isinstance(result.text, str) and result.spans else "",
-            "spans": [list(spans[i]) for i in shown],
-            "special": [bool(result.special[i]) for i in shown],
-        }
+    weights = next((panel.values for panel in panels if panel.kind == "weight"), None)
+    if weights is not None and len(kept) < len(whole):
+        dropped = [group for group in range(len(whole)) if group not in set(kept.index)]
+        hidden = whole.weights(weights)[list(kept.index)][:, dropped].sum(-1)
+    notices = [rest.pop("notice", ""), kept.notice or ""]
     return figure(
         title,
-        Axis("query", labels, index),
-        Axis("key", labels, index),
-        cut,
-        strip=strip,
+        Axis("query", kept.labels, kept.index),
+        Axis("key", kept.labels, kept.index),
+        [_grouped(panel, kept) for panel in panels],
+        strip={
+            # The spans of a pair count from the start of their own sentence, so there is no one text to mark.
+            "text": result.text if isinstance(result.text, str) and kept.spans else "",
+            "spans": [list(span) for span in kept.spans or [(0, 0)] * len(kept)],
+            "special": list(kept.special),
+        },
         hidden=hidden,
+        selected=(group_of(whole, query), None),
+        notice=" ".join(notice for notice in notices if notice),
         **rest,
     )
+
+
+def grouping(result: Encoding | MaskComparison, options: Options) -> tuple[Words, Words]:
+    """All tokens or words of a text, and those that are shown."""
+    whole = group_words(result) if options.words and isinstance(result, Encoding) else single_tokens(result)
+    return whole, whole.without_special() if options.hide_special else whole
+
+
+def group_of(words: Words, position: int) -> int:
+    """The token or word that a token position belongs to."""
+    return next(
+        (i for i, (start, end) in zip(words.index, words.pieces, strict=True) if start <= position < end), 0
+    )
+
+
+def _grouped(panel: Panel, words: Words) -> Panel:
+    if panel.kind == "bars":
+        return replace(panel, values=words.means(panel.values))
+    if panel.kind == "mask":
+        return replace(panel, values=words.weights(panel.values.double()) > 0)
+    # A word is masked where none of its pieces may be attended to.
+    masked = None if panel.masked is None else words.weights((~panel.masked).double()) == 0
+    return replace(panel, values=words.weights(panel.values), masked=masked)

@@ -117,6 +117,13 @@ class Header:
                 self.run = gr.Button("Run", variant="primary", scale=0, min_width=96, elem_id="run")
             with gr.Row(elem_id="examples"):
                 self.examples = [gr.Button(label, size="sm", variant="secondary") for label, _ in EXAMPLES]
+                self.words = gr.Checkbox(
+                    label="Words instead of tokens",
+                    container=False,
+                    scale=0,
+                    min_width=180,
+                    elem_id="words",
+                )
                 self.hide_special = gr.Checkbox(
                     label="Hide special tokens",
                     container=False,

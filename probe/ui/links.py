@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from urllib.parse import urlencode
 
 from probe.ui import limits
-from probe.ui.state import DEFAULT_HEADS, DEFAULT_MODELS, DEFAULT_TEXT, Screen, Session
+from probe.ui.compare import AVERAGES
+from probe.ui.state import DEFAULT_HEADS, DEFAULT_MODELS, DEFAULT_TEXT, Half, Options, Screen, Session
 
 MAX_LINKED = 500
 """Characters of a text that go into an address; a longer one is left out."""
@@ -21,7 +22,8 @@ class Place:
     heads: tuple[tuple[int, int], tuple[int, int]]
     queries: tuple[int | None, int | None]
     view: str
-    hide_special: bool
+    options: Options
+    slot: int
 
 
 def read(params: Mapping[str, str], views: tuple[str, ...]) -> Place:
@@ -40,7 +42,13 @@ def read(params: Mapping[str, str], views: tuple[str, ...]) -> Place:
         (_numbers(params.get("ah", ""), DEFAULT_HEADS[0]), _numbers(params.get("bh", ""), DEFAULT_HEADS[1])),
         (_position(params.get("aq", "")), _position(params.get("bq", ""))),
         view if view in views else views[0],
-        params.get("special") == "hidden",
+        Options(
+            hide_special=params.get("special") == "hidden",
+            words=params.get("words") == "yes",
+            average=params.get("average", "") if params.get("average") in AVERAGES else "head",
+            whole_model=params.get("mask") == "everywhere",
+        ),
+        1 if params.get("on") == "b" else 0,
     )
 
 
@@ -70,7 +78,11 @@ def query(screen: Screen) -> str:
         "aq": "" if first.query is None else str(first.query),
         "bq": "" if second.query is None else str(second.query),
         "view": screen.view,
-        "special": "hidden" if screen.hide_special else "",
+        "special": "hidden" if screen.options.hide_special else "",
+        "words": "yes" if screen.options.words else "",
+        "average": screen.options.average if screen.options.average != "head" else "",
+        "mask": "everywhere" if screen.options.whole_model else "",
+        "on": "b" if screen.focus.slot else "",
     }
     return "?" + urlencode({key: value for key, value in parts.items() if value}, errors="replace")
 
@@ -78,24 +90,30 @@ def query(screen: Screen) -> str:
 def python(screen: Screen) -> str:
     """Lines that compute, with the toolkit, what this screen shows."""
     lines = ["import probe", ""]
-    for half in screen.halves:
-        if half.comparison is None:
-            continue
-        text = half.comparison.encoding.text
-        lines.append(f"model = probe.load({half.name!r})")
-        if screen.view == "masks":
-            lines += [
-                f"masks = probe.compare_masks(model, {text!r}, layer={half.layer}, head={half.head})",
-                "print(masks.trained_with, masks.causal, masks.bidirectional, masks.moved)",
-            ]
-        elif screen.view == "verify":
-            lines += [f"print(probe.verify(model, {text!r}))"]
-        else:
-            lines += [
-                f"comparison = probe.compare(model, {text!r})",
-                f"print(comparison.from_scratch({half.layer}, {half.head}))",
-                f"print(comparison.from_model({half.layer}, {half.head}))",
-                f"print(comparison.difference({half.layer}, {half.head}))",
-            ]
-        lines.append("")
+    halves = [screen.halves[screen.focus.slot]] if screen.view == "steps" else screen.halves
+    for half in halves:
+        if half.comparison is not None:
+            lines += [f"model = probe.load({half.name!r})", *_lines(screen, half), ""]
     return "\n".join(lines)
+
+
+def _lines(screen: Screen, half: Half) -> list[str]:
+    assert half.comparison is not None
+    text, place = half.comparison.encoding.text, f"{half.layer}, {half.head}"
+    if screen.view == "masks":
+        whole = ", whole_model=True" if screen.options.whole_model else ""
+        return [f"print(probe.compare_masks(model, {text!r}, {place}{whole}))"]
+    if screen.view == "verify":
+        return [f"print(probe.verify(model, {text!r}))"]
+    if screen.view == "steps":
+        return [f"print(probe.trace(model, {text!r}, {place}, query={half.shown_query}))"]
+    compare = [f"comparison = probe.compare(model, {text!r})", "print(comparison.report.verdict)"]
+    maps = ("from_scratch", "from_model", "difference")
+    if screen.options.average == "head":
+        return compare + [f"print(comparison.{map}({place}))" for map in maps]
+    layers = "range(model.num_layers)" if screen.options.average == "all" else f"[{half.layer}]"
+    return [
+        *compare,
+        f"heads = [(layer, head) for layer in {layers} for head in range(model.num_heads)]",
+        *(f"print(sum(comparison.{map}(*place) for place in heads) / len(heads))" for map in maps[:2]),
+    ]

@@ -8,51 +8,41 @@ import gradio as gr
 import torch
 
 from attention import causal_mask
-from probe.ui.compare import chosen_query
 from probe.ui.figure import Panel, figure_component, message, token_figure
-from probe.ui.state import Half, Screen, explain
+from probe.ui.state import STORE, Half, Screen, explain
 
 ID, LABEL = "masks", "Masks"
+
+_LEAD = """
+<p class="lead">A causal mask lets a query see only itself and earlier tokens; without it every query sees
+the whole sentence. Here one trained head is shown under both: what changes is what the mask takes away, or gives.</p>
+"""
 
 
 def describe(screen: Screen, half: Half) -> dict[str, Any]:
     """Both masks and the head under each, as a figure."""
     if half.comparison is None:
         return message(half.name, half.problem, screen.stamp(half))
+    comparison, text = half.comparison, half.comparison.encoding.text
     try:
-        result = half.comparison.compare_masks(half.layer, half.head)
+        other = STORE.masked(half.name, text) if screen.options.whole_model else None
+        result = comparison.compare_masks(half.layer, half.head, other=other)
     except Exception as error:
-        return message(half.comparison.model.name, explain(error), screen.stamp(half))
+        return message(comparison.model.name, explain(error), screen.stamp(half))
     allowed = causal_mask(len(result.tokens))
-    first, second = (
-        ("causal", "bidirectional") if result.trained_with == "causal" else ("bidirectional", "causal")
-    )
+    order = ("causal", "bidirectional") if result.trained_with == "causal" else ("bidirectional", "causal")
     maps = {"causal": result.causal, "bidirectional": result.bidirectional}
     masks = {"causal": allowed, "bidirectional": torch.ones_like(allowed)}
-
-    def mask(kind: str) -> Panel:
-        note = (
-            "each query sees itself and what came before"
-            if kind == "causal"
-            else "each query sees every token"
-        )
-        return Panel(f"The {kind} mask", f"{kind} mask", masks[kind], "mask", note=note)
-
-    def head(kind: str) -> Panel:
-        return Panel(
-            f"The head under the {kind} mask",
-            f"under {kind}",
-            maps[kind],
-            note=result.labels[kind],
-            masked=~masks[kind],
-        )
-
+    sees = {"causal": "a query sees itself and what came before", "bidirectional": "a query sees every token"}
+    first, second = order
     return token_figure(
-        half.comparison.model.name,
-        result,
+        comparison.model.name,
+        comparison.encoding,
         [
-            mask(first),
-            mask(second),
+            *(
+                Panel(f"The {kind} mask", f"{kind} mask", masks[kind], "mask", note=sees[kind])
+                for kind in order
+            ),
             Panel(
                 "Weight that moved, per query",
                 "moved",
@@ -60,8 +50,16 @@ def describe(screen: Screen, half: Half) -> dict[str, Any]:
                 "bars",
                 note=f"from the {first} to the {second} mask",
             ),
-            head(first),
-            head(second),
+            *(
+                Panel(
+                    f"The head under the {kind} mask",
+                    f"under {kind}",
+                    maps[kind],
+                    note=result.labels[kind],
+                    masked=~masks[kind],
+                )
+                for kind in order
+            ),
             Panel(
                 "Weight that moved, per cell",
                 "change",
@@ -70,11 +68,11 @@ def describe(screen: Screen, half: Half) -> dict[str, Any]:
                 note=f"under {second} minus under {first}",
             ),
         ],
-        hide_special=screen.hide_special,
+        options=screen.options,
+        query=half.shown_query,
         subtitle=result.summary,
-        selected=(chosen_query(half, half.comparison.encoding), None),
         stamp=screen.stamp(half),
-        label=f"Layer {half.layer}, head {half.head} of {half.comparison.model.name} under both masks. "
+        label=f"Layer {half.layer}, head {half.head} of {comparison.model.name} under both masks. "
         "Rows are queries, columns are keys.",
     )
 
@@ -86,12 +84,18 @@ class Masks:
 
     def __init__(self) -> None:
         with gr.Tab(LABEL, id=ID, elem_id=f"tab-{ID}") as self.tab:
-            gr.HTML(
-                '<p class="lead">A causal mask lets a query see only itself and earlier tokens; without it '
-                "every query sees the whole sentence. Here one trained head is shown under both. Only the "
-                "mask differs: queries and keys are the same, so what changes is what the mask takes away, or "
-                "gives.</p>",
-                apply_default_css=False,
+            gr.HTML(_LEAD, apply_default_css=False)
+            self.whole_model = gr.Radio(
+                [
+                    ("the other mask in this layer only, with the same queries and keys", False),
+                    ("the other mask in every layer: a second run of the whole model", True),
+                ],
+                value=False,
+                label="Where the mask is changed",
+                show_label=False,
+                container=False,
+                elem_id="whole-model",
+                elem_classes="choice",
             )
             self.figures = [figure_component(f"{ID}-{slot}") for slot in "ab"]
 

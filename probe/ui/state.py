@@ -18,6 +18,8 @@ from typing import Any
 import torch
 
 import probe
+from probe.capture import Recording
+from probe.masking import rerun_masked
 from probe.tokens import Text
 from probe.ui import limits
 
@@ -29,7 +31,9 @@ DEFAULT_HEADS = ((3, 1), (4, 5))
 KEPT_BYTES = 512 * 2**20
 """Memory for kept results; at least the newest one is kept, whatever its size."""
 KEPT_MODELS = 4
-UNEXPECTED = "Something went wrong on the server, and was logged. Try another text or model."
+KEPT_MASKED = 4
+"""Runs under the other mask that are kept: two models, for two visitors at a time."""
+UNEXPECTED = "Something went wrong on the server, and was logged. Try another text."
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,45 @@ class Session:
     text: str = DEFAULT_TEXT
     second: str = ""
     models: tuple[str, str] = DEFAULT_MODELS
+
+
+@dataclass(frozen=True)
+class Focus:
+    """What one visitor has pointed out.
+
+    Attributes
+    ----------
+    queries : for each model the position of the chosen query token; None for the page's own choice.
+    slot : the model whose numbers are followed step by step.
+    key : position of the chosen key token, or None.
+    """
+
+    queries: tuple[int | None, int | None] = (None, None)
+    slot: int = 0
+    key: int | None = None
+
+    def chose(self, slot: int, query: int, key: int | None = None) -> Focus:
+        """The same with another query for one model."""
+        queries = (query, self.queries[1]) if slot == 0 else (self.queries[0], query)
+        return Focus(queries, slot, key)
+
+
+@dataclass(frozen=True)
+class Options:
+    """How the maps are shown.
+
+    Attributes
+    ----------
+    hide_special : leave out special tokens.
+    words : put the tokens of a word together.
+    average : "head", or the mean over all heads of the "layer", or of "all" layers.
+    whole_model : the other mask in every layer, not in this one only.
+    """
+
+    hide_special: bool = False
+    words: bool = False
+    average: str = "head"
+    whole_model: bool = False
 
 
 @dataclass(frozen=True)
@@ -62,6 +105,21 @@ class Half:
     comparison: probe.Comparison | None
     problem: str = ""
 
+    @property
+    def shown_query(self) -> int:
+        """The query that is marked: the visitor's choice, else the last token with a letter or digit."""
+        if self.query is not None or self.comparison is None:
+            return self.query or 0
+        encoding = self.comparison.encoding
+        if encoding.text == DEFAULT_TEXT and DEFAULT_QUERY in encoding.tokens:
+            return encoding.tokens.index(DEFAULT_QUERY)
+        words = [
+            i
+            for i, (token, special) in enumerate(zip(encoding.tokens, encoding.special, strict=True))
+            if not special and any(char.isalnum() for char in token)
+        ]
+        return words[-1] if words else len(encoding) - 1
+
 
 @dataclass(frozen=True)
 class Screen:
@@ -69,15 +127,14 @@ class Screen:
 
     session: Session
     halves: tuple[Half, Half]
-    hide_special: bool = False
+    focus: Focus = Focus()
+    options: Options = Options()
     view: str = "compare"
 
     def stamp(self, half: Half) -> str:
         """Tells this result from every other one; comes back from the page once it is painted."""
-        digest = hashlib.sha256(
-            repr((self.session, half.name, self.hide_special)).encode("utf-8", "replace")
-        ).hexdigest()[:12]
-        return f"{self.view} {half.layer}.{half.head} {digest}"
+        what = repr((self.session, half.name, self.options)).encode("utf-8", "replace")
+        return f"{self.view} {half.layer}.{half.head} {hashlib.sha256(what).hexdigest()[:12]}"
 
 
 class Store:
@@ -86,6 +143,7 @@ class Store:
     def __init__(self, kept_bytes: int = KEPT_BYTES) -> None:
         self._kept_bytes = kept_bytes
         self._comparisons: OrderedDict[tuple[str, Text], tuple[probe.Comparison, int]] = OrderedDict()
+        self._masked: OrderedDict[tuple[str, Text], Recording] = OrderedDict()
         self._models: OrderedDict[str, probe.Model] = OrderedDict()
         # Held while a model is loaded or run: two runs at once would be slower than one after the other.
         self._work = threading.RLock()
@@ -124,6 +182,16 @@ class Store:
                     self._comparisons.popitem(last=False)
             return comparison
 
+    def masked(self, name: str, text: Text) -> Recording:
+        """The run of a kept comparison's text under the mask that the model was not trained with."""
+        key = (name, text)
+        with self._work:
+            if key not in self._masked:
+                self._masked[key] = rerun_masked(self.comparison(name, text).recording)
+                while len(self._masked) > KEPT_MASKED:
+                    self._masked.popitem(last=False)
+            return self._masked[key]
+
     @property
     def held_bytes(self) -> int:
         """Memory that the kept comparisons take, about."""
@@ -152,15 +220,13 @@ def explain(error: Exception) -> str:
 
 def look(session: Session, slot: int, layer: float | None, head: float | None, query: int | None) -> Half:
     """One half of the page; a model that refuses gives a half with its sentence instead of a result."""
-    name = session.models[slot]
+    name = str(session.models[slot])
     try:
         name = limits.check_model(name)
         limits.check_text(session.text)
         limits.check_text(session.second)
         model = STORE.model(name)
-        pair = bool(session.second.strip()) and model.has_pairs
-        text = (session.text, session.second) if pair else session.text
-        comparison = STORE.comparison(name, text)
+        comparison = STORE.comparison(name, _text_for(session, model))
         return Half(
             slot,
             name,
@@ -171,8 +237,13 @@ def look(session: Session, slot: int, layer: float | None, head: float | None, q
         )
     except Exception as error:
         return Half(
-            slot, str(name)[: limits.MAX_NAME], int(layer or 0), int(head or 0), None, None, explain(error)
+            slot, name[: limits.MAX_NAME], int(layer or 0), int(head or 0), None, None, explain(error)
         )
+
+
+def _text_for(session: Session, model: probe.Model) -> Text:
+    """The sentence, or the pair where there is a second one and the model takes pairs."""
+    return (session.text, session.second) if session.second.strip() and model.has_pairs else session.text
 
 
 def _within(value: float | None, count: int) -> int:

@@ -7,9 +7,10 @@ from typing import Any
 import gradio as gr
 
 _MOUNT = """
-const begin = () => window.attentionWidget(element, props, watch);
+const begin = () => window.attentionWidget(element, props, trigger, watch);
 if (window.attentionWidget) begin();
 else document.addEventListener("attention-page-ready", begin, {once: true});
+/* events: 'select' */
 """
 
 

@@ -156,6 +156,7 @@
         if (row >= 0) this.pinned = { row, col: col >= 0 ? col : null };
       }
       if (value.strip) this.buildStrip(value);
+      for (const remark of value.remarks) this.root.append(make("p", "af-remark", remark));
       this.readout = make("p", "af-readout");
       this.root.append(this.readout);
       this.field = make("div", "af-panels");

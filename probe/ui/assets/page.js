@@ -36,6 +36,20 @@
     return button;
   };
 
+  const saveButton = (label, file, content, type) => {
+    const button = make("button", "pg-button", label);
+    button.type = "button";
+    button.addEventListener("click", () => {
+      const address = URL.createObjectURL(new Blob([content()], { type }));
+      const link = make("a");
+      link.href = address;
+      link.download = file;
+      link.click();
+      URL.revokeObjectURL(address);
+    });
+    return button;
+  };
+
   const verdict = (element, value) => {
     const box = make("div", "pg-verdict");
     box.setAttribute("role", "status");
@@ -78,17 +92,7 @@
     scroll.append(grid);
     details.append(scroll);
     const bar = make("div", "pg-actions");
-    const save = make("button", "pg-button", "Download the report (JSON)");
-    save.type = "button";
-    save.addEventListener("click", () => {
-      const address = URL.createObjectURL(new Blob([value.report], { type: "application/json" }));
-      const link = make("a");
-      link.href = address;
-      link.download = value.file;
-      link.click();
-      URL.revokeObjectURL(address);
-    });
-    bar.append(save, copyButton("Copy the table", () => value.text));
+    bar.append(saveButton("Download the report (JSON)", value.file, () => value.report, "application/json"), copyButton("Copy the table", () => value.text));
     element.replaceChildren(bar, details);
   };
 
@@ -108,14 +112,14 @@
     element.replaceChildren(box);
   };
 
-  const kinds = { verdict, table, share };
-  window.attentionWidget = (element, props, watch) => {
+  window.attentionParts = { make, copyButton, saveButton };
+  window.attentionKinds = { verdict, table, share };
+  window.attentionWidget = (element, props, trigger, watch) => {
     const show = () => {
       const value = props.value;
-      if (value && kinds[value.widget]) kinds[value.widget](element, value);
+      if (value) window.attentionKinds[value.widget](element, value, trigger);
     };
     watch("value", show);
     show();
   };
-  document.dispatchEvent(new Event("attention-page-ready"));
 })();
