@@ -30,7 +30,8 @@ class AttentionSteps:
     ----------
     scores : (..., num_queries, num_keys), dot products of queries and keys; None if steps aren't kept.
     scaled : (..., num_queries, num_keys), the scores times the scale; None if steps aren't kept.
-    masked : (..., num_queries, num_keys), -inf wherever the mask forbids; None if steps aren't kept.
+    masked : (..., num_queries, num_keys), the scaled scores, after softcap and bias if given, with -inf
+        wherever the mask forbids; None if steps aren't kept.
     weights : (..., num_queries, num_keys), softmax of the masked scores along the keys, after dropout if
         there was any: exactly what the values were multiplied with.
     output : (..., num_queries, value_dim), ``weights @ value``.
@@ -69,13 +70,13 @@ def scaled_dot_product_attention(
     scale : what the scores are multiplied with; ``1 / sqrt(head_dim)`` if not given.
     dropout_p : probability that a weight is dropped, see :func:`dropout`. Not 0 means now: a module passes 0
         outside training.
-    bias : floating, broadcastable to (..., num_queries, num_keys), added to the scaled scores: a preference for some
-        distances, say (Raffel et al. 2020, "Exploring the Limits of Transfer Learning", section 2.1).
-    softcap : squashes the scaled scores to ``softcap * tanh(scaled / softcap)``, before the bias, so that none goes
-        beyond it (Gemma Team 2024, "Gemma 2", section 2).
-    sinks : broadcastable to the leading dimensions, one more score for each softmax, with no value behind it: a
-        query can leave weight unused, and its row then sums to less than 1 (Xiao et al. 2024, "Efficient Streaming
-        Language Models with Attention Sinks", section 3).
+    bias : floating, broadcastable to (..., num_queries, num_keys), added to the scaled scores: a liking for
+        some distances, say (Raffel et al. 2020, "Exploring the Limits of Transfer Learning", section 2.1).
+    softcap : squashes the scaled scores to ``softcap * tanh(scaled / softcap)``, before the bias, so that none
+        goes beyond it (Gemma Team 2024, "Gemma 2", section 2).
+    sinks : broadcastable to the leading dimensions, one more score for each softmax, with no value behind it:
+        a query can leave weight unused, and its row sums to less than 1 (Xiao et al. 2024, "Efficient
+        Streaming Language Models with Attention Sinks", section 3).
     keep_steps : with False, scores, scaled and masked come back as None, and one matrix serves for all three.
         Weights and output are the same numbers.
 
@@ -86,13 +87,13 @@ def scaled_dot_product_attention(
     Raises
     ------
     ValueError : if shapes don't fit, naming them, or if ``dropout_p`` isn't between 0 and 1.
-    TypeError : if ``mask`` isn't bool.
+    TypeError : if ``mask`` isn't bool, or ``bias`` isn't floating.
 
     References
     ----------
     Vaswani et al. 2017, "Attention Is All You Need", section 3.2.1, equation 1 and figure 2 (left).
     """
-    _check_shapes(query, key, value, mask)
+    _check(query, key, value, mask, bias, sinks)
     if scale is None:
         scale = 1.0 / math.sqrt(query.size(-1))
 
@@ -102,7 +103,7 @@ def scaled_dot_product_attention(
     # scores grow with head_dim; unscaled, they would push the softmax towards a step, where gradients vanish
     scaled = scores * scale if keep_steps else scores.mul_(scale)
 
-    # what some models do to their scores besides
+    # some models keep scores within bounds, or like some pairs better than others from the start
     masked = scaled
     if softcap is not None:
         masked = softcap * torch.tanh(masked / softcap)
@@ -171,9 +172,9 @@ def softmax(scores: Tensor, dim: int = -1) -> Tensor:
 
 
 def _softmax_with_sinks(scores: Tensor, sinks: Tensor) -> Tensor:
-    """Softmax over the keys and one more score, whose share is then left out: (..., Tq, Tk) -> (..., Tq, Tk)."""
-    column = sinks.to(scores.dtype)[..., None, None].expand(*scores.shape[:-1], 1)  # (...) -> (..., Tq, 1)
-    return softmax(torch.cat([scores, column], dim=-1))[..., :-1]
+    """Softmax over the keys and one score more, whose share nobody gets: (..., Tq, Tk) -> (..., Tq, Tk)."""
+    sink = sinks.to(scores.dtype)[..., None, None].expand(*scores.shape[:-1], 1)  # (...) -> (..., Tq, 1)
+    return softmax(torch.cat([scores, sink], dim=-1), dim=-1)[..., :-1]
 
 
 def naive_softmax(scores: Tensor, dim: int = -1) -> Tensor:
@@ -267,7 +268,9 @@ def _normalise(parts: Tensor, dim: int) -> Tensor:
     return parts / total.masked_fill(total == 0.0, 1.0)
 
 
-def _check_shapes(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> None:
+def _check(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, bias: Tensor | None, sinks: Tensor | None
+) -> None:
     """Refuse what doesn't fit before anything is computed, naming the shapes."""
     shapes = f"query {tuple(query.shape)}, key {tuple(key.shape)}, value {tuple(value.shape)}"
     if min(query.dim(), key.dim(), value.dim()) < 2:
@@ -282,9 +285,13 @@ def _check_shapes(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
 
     if mask is not None:
         require_bool(mask)
-        scores_shape = torch.Size((*leading, query.size(-2), key.size(-2)))
-        if _broadcast(mask.shape, scores_shape) != scores_shape:
-            raise ValueError(f"a mask {tuple(mask.shape)} doesn't broadcast to scores {tuple(scores_shape)}")
+    if bias is not None and not bias.is_floating_point():
+        raise TypeError(f"a bias is added to the scores and must be floating; got {bias.dtype}")
+    scores_shape = torch.Size((*leading, query.size(-2), key.size(-2)))
+    goals = (("mask", mask, scores_shape), ("bias", bias, scores_shape), ("sinks", sinks, leading))
+    for name, tensor, goal in goals:
+        if tensor is not None and _broadcast(tensor.shape, goal) != goal:
+            raise ValueError(f"{name} {tuple(tensor.shape)} doesn't broadcast to {tuple(goal)}; {shapes}")
 
 
 def _broadcast(first: torch.Size, second: torch.Size) -> torch.Size | None:

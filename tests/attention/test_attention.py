@@ -157,6 +157,78 @@ class TestSteps:
             assert torch.equal(mask, causal_mask(5, 7))
 
 
+class TestWhatSomeModelsAdd:
+    mask = causal_mask(5, 7)
+
+    @pytest.mark.parametrize("shape", [(5, 7), (3, 5, 7), (2, 1, 1, 7)])
+    def test_bias_is_added_to_the_scaled_scores(self, shape):
+        query, key, value = draw(2, 3)
+        bias = torch.randn(shape, dtype=torch.float64)
+        steps = scaled_dot_product_attention(query, key, value, bias=bias)
+        assert_same(steps.output, torch_attention(query, key, value, bias.expand(2, 3, 5, 7)))
+        assert_same(steps.scaled, query @ key.mT / 2)
+        assert_same(steps.masked - steps.scaled, bias.expand(2, 3, 5, 7))
+
+    def test_the_mask_holds_against_any_bias(self):
+        inputs = draw(2, 3)
+        bias = torch.randn(5, 7, dtype=torch.float64)
+        expected = torch_attention(*inputs, bias.masked_fill(~self.mask, -INF))
+        assert_same(scaled_dot_product_attention(*inputs, self.mask, bias=bias).output, expected)
+
+    def test_softcap_bounds_the_scaled_scores_before_the_bias(self):
+        query, key, value = draw(2, 3)
+        bias = torch.randn(5, 7, dtype=torch.float64)
+        steps = scaled_dot_product_attention(100 * query, key, value, self.mask, bias=bias, softcap=2.0)
+        capped = 2 * torch.tanh(torch.einsum("bhqd,bhkd->bhqk", query, key) * 50 / 2)
+        assert_same(steps.weights, torch.softmax((capped + bias).masked_fill(~self.mask, -INF), -1))
+        assert capped.abs().max() <= 2
+        # a cap far above the scores does nothing
+        uncapped = scaled_dot_product_attention(query, key, value).output
+        assert_same(scaled_dot_product_attention(query, key, value, softcap=1e7).output, uncapped)
+
+    def test_a_sink_is_a_key_without_a_value(self):
+        query, key, value = draw(2, 3)
+        sinks = torch.tensor([-1.0, 0.5, 2.0], dtype=torch.float64)  # one a head
+        steps = scaled_dot_product_attention(query, key, value, self.mask, sinks=sinks)
+        exponentials = (query @ key.mT / 2).exp() * self.mask
+        total = exponentials.sum(-1, keepdim=True) + sinks.exp()[:, None, None]
+        assert_same(steps.weights, exponentials / total)
+        assert_same(steps.output, exponentials / total @ value)
+        assert (steps.weights.sum(-1) < 1).all()
+
+    def test_on_paper(self):
+        # scores ln 1 and ln 2 and a sink of ln 5: shares 1, 2 and 5 of 8, the last one left unused
+        key = torch.tensor([[1.0], [2.0]], dtype=torch.float64).log()
+        one = torch.ones(1, 1, dtype=torch.float64)
+        weights = scaled_dot_product_attention(one, key, key, sinks=torch.tensor(5.0).double().log()).weights
+        assert_same(weights, torch.tensor([[1 / 8, 2 / 8]]).double(), 1e-15)
+
+    @pytest.mark.parametrize("extra", ["bias", "softcap", "sinks"])
+    def test_gradcheck_and_leaving_steps_out(self, extra):
+        inputs = [t.requires_grad_() for t in draw(2, num_queries=5, head_dim=2, value_dim=2)]
+        shape = {"bias": (5, 7), "sinks": (2,), "softcap": ()}[extra]
+        added = torch.rand(shape, dtype=torch.float64, requires_grad=extra != "softcap") + 0.5
+        if extra == "softcap":
+            added = added.item()
+
+        def attend(query, key, value, keep_steps=True):
+            options = {extra: added, "keep_steps": keep_steps}
+            return scaled_dot_product_attention(query, key, value, self.mask, **options).output
+
+        assert torch.autograd.gradcheck(attend, inputs)
+        assert torch.equal(attend(*inputs, keep_steps=False), attend(*inputs))
+
+    def test_gradients_of_the_bias_and_the_sinks(self):
+        inputs = draw(2, num_queries=5, head_dim=2, value_dim=2)
+        bias = torch.randn(5, 7, dtype=torch.float64, requires_grad=True)
+        sinks = torch.randn(2, dtype=torch.float64, requires_grad=True)
+
+        def attend(bias, sinks):
+            return scaled_dot_product_attention(*inputs, self.mask, bias=bias, sinks=sinks).output
+
+        assert torch.autograd.gradcheck(attend, (bias, sinks))
+
+
 class _MapsMade(TorchDispatchMode):
     """Collects the storages of floating results of one shape, and holds them, so that none is used twice."""
 
@@ -402,6 +474,21 @@ class TestRefusals:
     def test_masks_of_numbers(self, dtype):
         with pytest.raises(TypeError, match=rf"bool, True = may attend; got {dtype}"):
             scaled_dot_product_attention(*draw(), torch.ones(5, 7, dtype=dtype))
+
+    @pytest.mark.parametrize("shape", [(4, 7), (2, 2, 3, 5, 7)])
+    def test_a_bias_that_does_not_broadcast(self, shape):
+        with pytest.raises(ValueError) as caught:
+            scaled_dot_product_attention(*draw(2, 3), bias=torch.zeros(shape))
+        assert f"bias {shape} doesn't broadcast to (2, 3, 5, 7)" in str(caught.value)
+
+    def test_sinks_that_do_not_broadcast(self):
+        with pytest.raises(ValueError, match=r"sinks \(4,\) doesn't broadcast to \(2, 3\)"):
+            scaled_dot_product_attention(*draw(2, 3), sinks=torch.zeros(4))
+
+    @pytest.mark.parametrize("dtype", [torch.bool, torch.int64])
+    def test_a_bias_that_is_no_number_to_add(self, dtype):
+        with pytest.raises(TypeError, match=rf"floating; got {dtype}"):
+            scaled_dot_product_attention(*draw(), bias=torch.ones(5, 7, dtype=dtype))
 
     def test_steps_cannot_be_changed(self):
         steps = scaled_dot_product_attention(*draw())

@@ -107,9 +107,17 @@ class TestEveryRung:
         assert torch.autograd.gradcheck(module, inputs)
 
     @RUNGS
-    def test_on_whatever_device(self, rung):
-        # a mask left behind on the CPU would be an error here
+    def test_on_whatever_device(self, rung, monkeypatch):
         module, inputs = every_rung()[rung]
+
+        def spy(*args, **kwargs):
+            tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
+            assert len(tensors) == (4 if "causal" in rung else 3)  # with the mask, made on the same device
+            assert all(tensor.is_meta for tensor in tensors)
+            return original(*args, **kwargs)
+
+        original = attention.modules.scaled_dot_product_attention
+        monkeypatch.setattr(attention.modules, "scaled_dot_product_attention", spy)
         assert module.to("meta")(*(tensor.to("meta") for tensor in inputs)).is_meta
 
     @pytest.mark.parametrize("rung", ["causal", "causal multi-head"])
