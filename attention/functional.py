@@ -72,8 +72,8 @@ def scaled_dot_product_attention(
         outside training.
     bias : floating, broadcastable to (..., num_queries, num_keys), added to the scaled scores: a liking for
         some distances, say (Raffel et al. 2020, "Exploring the Limits of Transfer Learning", section 2.1).
-    softcap : squashes the scaled scores to ``softcap * tanh(scaled / softcap)``, before the bias, so that none
-        goes beyond it (Gemma Team 2024, "Gemma 2", section 2).
+    softcap : squashes the scaled scores to ``softcap * tanh(scaled / softcap)``, before the bias; none goes
+        beyond it (Gemma Team 2024, "Gemma 2", section 2).
     sinks : broadcastable to the leading dimensions, one more score for each softmax, with no value behind it:
         a query can leave weight unused, and its row sums to less than 1 (Xiao et al. 2024, "Efficient
         Streaming Language Models with Attention Sinks", section 3).
