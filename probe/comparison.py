@@ -73,9 +73,9 @@ def compare(model: Model | str, text: Text, *, truncate: bool = False) -> Compar
     recording = record(model, [encoding], logits=True)
     tally = Tally(model, [encoding])
     recomputed = []
-    for layer, steps, module in recompute(recording):
-        tally.add(layer, recording, steps, module, [0])
-        recomputed.append(steps.heads.weights)
+    for again in recompute(recording):
+        tally.add(recording, again, [0])
+        recomputed.append(again.steps.heads.weights)
     predictions = predictions_of(recording)
     # The scores of the whole vocabulary at every position would be most of what a comparison keeps.
     return Comparison(tally.report(), predictions, replace(recording, logits=None), tuple(recomputed))

@@ -24,6 +24,7 @@ from attention.modules import MultiHeadSteps
 from probe.capture import LayerRecord, Recording, batches, encode_all, record
 from probe.families import Site
 from probe.models import Model, resolve
+from probe.precision import precise
 from probe.tokens import Encoding, Text
 
 
@@ -60,7 +61,9 @@ class HeadCheck:
     row_sum_error : how far the model's rows are from summing to 1.
     loops_error : largest difference of the model's weights from ``attention_by_loops`` in float64, on a few
         rows; None for heads outside the sample.
-    passed : every one of these within its bound.
+    failed : which of these are not within their bounds: "weights" (max_abs_error), "query", "key", "value",
+        "context", "forbidden weight", "row sums", "loops".
+    passed : whether none has failed.
     """
 
     layer: int
@@ -76,6 +79,7 @@ class HeadCheck:
     forbidden_weight: float | None
     row_sum_error: float
     loops_error: float | None
+    failed: tuple[str, ...]
     passed: bool
 
 
@@ -191,8 +195,8 @@ def verify(
     tally = Tally(model, encodings)
     for batch in batches(encodings, model.num_layers * model.num_heads):
         recording = record(model, [encodings[index] for index in batch])
-        for layer, steps, module in recompute(recording):
-            tally.add(layer, recording, steps, module, batch)
+        for again in recompute(recording):
+            tally.add(recording, again, batch)
     return tally.report()
 
 
@@ -206,14 +210,32 @@ def allowed_mask(recording: Recording) -> Tensor | None:
     return None if combined is None else combined.expand(mask.shape[0], 1, length, length)
 
 
-def recompute(recording: Recording) -> Iterator[tuple[int, MultiHeadSteps, MultiHeadAttention]]:
+@dataclass(frozen=True)
+class Recomputed:
+    """One layer of a recording, from scratch.
+
+    Attributes
+    ----------
+    layer : which layer.
+    mask : (B, 1, T, T), bool, which keys each query may attend to; None if all.
+    module : the attention that was run, holding a copy of the layer's weights.
+    steps : what it computed.
+    """
+
+    layer: int
+    mask: Tensor | None
+    module: MultiHeadAttention
+    steps: MultiHeadSteps
+
+
+def recompute(recording: Recording) -> Iterator[Recomputed]:
     """Each layer's attention from scratch, on its recorded input, with a copy of its weights."""
     mask = allowed_mask(recording)
     for layer, (site, seen) in enumerate(zip(recording.model.sites, recording.layers, strict=True)):
         module = from_scratch(site)
-        with torch.no_grad():
+        with precise(recording.model.device), torch.no_grad():
             steps = module.steps(seen.input, mask=mask, keep_steps=False)
-        yield layer, steps, module
+        yield Recomputed(layer, mask, module, steps)
 
 
 def from_scratch(site: Site) -> MultiHeadAttention:
@@ -229,18 +251,16 @@ def from_scratch(site: Site) -> MultiHeadAttention:
         bias = projection.bias()
         if bias is not None:
             state[f"{name}.bias"] = bias
-    width = state["W_query.weight"].shape
-    with torch.device(
-        "meta"
-    ):  # shapes only: no random numbers are drawn for weights that are replaced at once
-        module = MultiHeadAttention(
-            width[1],
-            width[0],
-            site.num_heads,
-            bias="W_query.bias" in state,
-            out_bias="out_proj.bias" in state,
-            scale=site.scale,
-        )
+    d_out, d_in = state["W_query.weight"].shape
+    module = MultiHeadAttention(
+        d_in,
+        d_out,
+        site.num_heads,
+        bias="W_query.bias" in state,
+        out_bias="out_proj.bias" in state,
+        scale=site.scale,
+        device="meta",  # shapes only: no random numbers for weights that are replaced at once
+    )
     module.load_state_dict(state, assign=True)
     return module.eval()
 
@@ -250,51 +270,70 @@ class Bounds:
     """How far two sound computations of one layer can differ through rounding alone.
 
     Both sides do the same mathematics in another order (other blocks of a sum, softmax fused or written out),
-    so they differ by a few units in the last place. With u the unit roundoff of the dtype (2^-24 in float32):
+    so they differ by a few units in the last place. Rounding errors have either sign and mostly cancel: those
+    of a sum of n terms grow like sqrt(n), not like n (Higham and Mary 2019, "A New Approach to Probabilistic
+    Rounding Error Analysis"). With u the unit roundoff of the dtype (2^-24 in float32), T the number of
+    tokens, and |...| the largest norm over all positions:
 
-    - A projected vector is a sum of d_model products plus a bias. Its rounding error is a few u times |x| |w|
-      + |b|, the largest norms of an input and of a row of the weight matrix: they bound every partial sum,
-      and errors of either sign cancel (Higham and Mary 2019, "A New Approach to Probabilistic Rounding Error
-      Analysis"). "A few" is 8.
-    - A scaled score is a sum of head_dim products: its error is about u |q| |k| / sqrt(head_dim) on each
-      side, the largest scaled score there can be. Softmax turns an error e in a score into an error of weight
-      (1 - weight) e, at most e / 4 (its Jacobian), so the two sides' errors come to half of that score;
-      exponentials, division and the sum over T keys add 4 + log2(T) units. This is ``weights``, one number a
-      head, and the tolerance that is reported.
-    - A context vector is a mean of values: the measured difference of its weights, summed over a row, times
-      the largest value, the measured error of the values, and 8 u for the sum. So a wrong weight is not
-      reported a second time as a wrong context, and the bound for the context proper stays tight. The layer's
-      output likewise: the norm of the measured difference of the contexts times |w|, and the rounding of the
-      projection.
+    query, key, value
+        A projected number is a sum of d_model products, and a bias. |x| |w| + |b|, the norms of
+        an input and of a row of the weight matrix, bounds every partial sum: 8 u times that.
+    weights
+        This is the tolerance that is reported, one number a head. A scaled score is a sum of head_dim
+        products. S = |q| |k| scale is the largest that it can be, and half a unit of S its error on
+        each side. The two sides' queries and keys differ already, by dq and dk: measured, but counted only
+        as far as the bounds above allow. That moves a score by D = (|dq| |k| + |q| |dk|) scale
+        if both point the same way; as they have nothing to do with each other, by D / sqrt(head_dim). By the
+        softmax, scores that are wrong by e make a weight wrong by at most e / 2 (its derivative is w (1 - w),
+        at most 1/4, and other scores may be wrong the other way). Exponentials and divisions add 8 units, the
+        sum over the keys sqrt(T): u (S / 2 + 8 + sqrt(T)) + D / (2 sqrt(head_dim)).
+    row_sum
+        A row of the model's weights sums to 1 but for its two sums over T keys: u (8 + 2 sqrt(T)).
+    context
+        A mean of values: the measured difference of its weights, summed over a row, times |v|; the
+        measured difference of the values; and u (8 + sqrt(T)) |v| for the sum. So a wrong weight or value
+        is not reported a second time as a wrong context, and the bound for the context proper stays tight.
+    output
+        Likewise: the norm of the measured difference of the contexts times |w|, and the rounding of a
+        projection.
 
-    On the bundled models the worst error of a weight is 6 to 11 u where ``weights`` is 17 to 70 u: no sound
-    head comes near it, and it stays below ten times the worst error seen.
+    On the bundled models the worst error of a weight is 7 to 15 u and the largest tolerance 47 to 95 u, so
+    no sound head comes near it, while a scale that is off by 1% moves weights by thousands of u.
     """
 
     query: float
     key: float
     value: float
-    weights: Tensor
-    context: Tensor
+    weights: tuple[float, ...]
+    row_sum: float
+    context: tuple[float, ...]
     output: float
 
 
 @dataclass(frozen=True)
 class _Errors:
-    """Measured differences of one layer on one batch; a tensor of (H,) has a number a head."""
+    """Measured differences of one layer on one batch; a tuple has a number a head.
 
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    weights: Tensor
-    weights_sum: Tensor
-    weights_row: Tensor
-    worst: Tensor
-    context: Tensor
-    context_norm: Tensor
+    ``query`` to ``forbidden`` are the largest entries, ``query_norm`` and ``key_norm`` the largest norms of a
+    difference of vectors. ``row`` is the largest sum over a row of differences of weights, ``total`` their
+    sum over all rows, ``worst`` the place of the largest as (text, query, key). ``context_norm`` is over all
+    heads.
+    """
+
+    query: tuple[float, ...]
+    key: tuple[float, ...]
+    value: tuple[float, ...]
+    weights: tuple[float, ...]
+    row_sum: tuple[float, ...]
+    context: tuple[float, ...]
+    forbidden: tuple[float, ...] | None
+    query_norm: tuple[float, ...]
+    key_norm: tuple[float, ...]
+    row: tuple[float, ...]
+    total: tuple[float, ...]
+    worst: tuple[tuple[int, int, int], ...]
+    context_norm: float
     output: float
-    row_sum: Tensor
-    forbidden: Tensor | None
 
 
 class Tally:
@@ -307,50 +346,43 @@ class Tally:
         self.cells: dict[tuple[int, int], int] = {}
         self.layers: dict[int, LayerCheck] = {}
 
-    @torch.no_grad()
-    def add(
-        self,
-        layer: int,
-        recording: Recording,
-        steps: MultiHeadSteps,
-        module: MultiHeadAttention,
-        texts: Sequence[int],
-    ) -> None:
+    def add(self, recording: Recording, again: Recomputed, texts: Sequence[int]) -> None:
         """Compare one layer on one batch; ``texts`` are the indices of the batch's texts."""
-        seen, mask = recording.layers[layer], allowed_mask(recording)
-        real = recording.attention_mask
-        errors = _measure(seen, steps, mask, real)
-        bounds = _bounds(self.model.sites[layer], module, seen, steps, errors, real)
-        cells = int(_allowed_cells(mask, real))
-        sampled = layer % self.model.num_heads
-        length = real.shape[1]
+        seen, real = recording.layers[again.layer], recording.attention_mask
+        with precise(self.model.device), torch.no_grad():
+            errors = _measure(seen, again, real)
+            bounds = _bounds(seen, again, errors, real)
+            places = range(len(errors.worst))
+            text, query, key = torch.tensor(errors.worst).T
+            ours = again.steps.heads.weights[text, places, query, key].tolist()
+            theirs = seen.weights[text, places, query, key].tolist()
+            sampled = again.layer % len(places)
+            loops = _loops_error(seen, again, sampled, errors.worst[sampled], recording)
+        cells = _allowed_cells(again.mask, real)
 
-        for head in range(self.model.num_heads):
-            text, query, key = _unravel(int(errors.worst[head]), length)
-            encoding = self.encodings[texts[text]]
-            loops = None
+        for head in places:
+            error_and_bound = {
+                "weights": (errors.weights[head], bounds.weights[head]),
+                "query": (errors.query[head], bounds.query),
+                "key": (errors.key[head], bounds.key),
+                "value": (errors.value[head], bounds.value),
+                "context": (errors.context[head], bounds.context[head]),
+                "row sums": (errors.row_sum[head], bounds.row_sum),
+            }
             if head == sampled:
-                loops = _loops_error(
-                    seen, mask, text, head, sorted({query, len(encoding) - 1}), len(encoding), module.scale
-                )
-            within = [
-                (errors.weights[head], bounds.weights[head]),
-                (errors.query[head], bounds.query),
-                (errors.key[head], bounds.key),
-                (errors.value[head], bounds.value),
-                (errors.context[head], bounds.context[head]),
-                (errors.row_sum[head], bounds.weights[head]),
-            ]
-            if loops is not None:
-                within.append((loops, bounds.weights[head]))
+                error_and_bound["loops"] = (loops, bounds.weights[head])
             if errors.forbidden is not None:
-                within.append((errors.forbidden[head], 0.0))
+                error_and_bound["forbidden weight"] = (errors.forbidden[head], 0.0)
+            # Written so that a NaN fails.
+            failed = tuple(name for name, (error, bound) in error_and_bound.items() if not error <= bound)
+            text, query, key = errors.worst[head]
+            encoding = self.encodings[texts[text]]
             check = HeadCheck(
-                layer=layer,
+                layer=again.layer,
                 head=head,
-                max_abs_error=float(errors.weights[head]),
-                mean_abs_error=float(errors.weights_sum[head]) / cells,
-                tolerance=float(bounds.weights[head]),
+                max_abs_error=errors.weights[head],
+                mean_abs_error=errors.total[head] / cells,
+                tolerance=bounds.weights[head],
                 worst=Cell(
                     text=texts[text],
                     query=query,
@@ -358,26 +390,23 @@ class Tally:
                     query_token=encoding.tokens[query],
                     # A model that looks at padding can be worst there.
                     key_token=encoding.tokens[key] if key < len(encoding) else "padding",
-                    from_scratch=float(steps.heads.weights[text, head, query, key]),
-                    model=float(seen.weights[text, head, query, key]),
+                    from_scratch=ours[head],
+                    model=theirs[head],
                 ),
-                query_error=float(errors.query[head]),
-                key_error=float(errors.key[head]),
-                value_error=float(errors.value[head]),
-                context_error=float(errors.context[head]),
-                forbidden_weight=None if errors.forbidden is None else float(errors.forbidden[head]),
-                row_sum_error=float(errors.row_sum[head]),
-                loops_error=loops,
-                # Written so that a NaN fails.
-                passed=all(float(error) <= float(bound) for error, bound in within),
+                query_error=errors.query[head],
+                key_error=errors.key[head],
+                value_error=errors.value[head],
+                context_error=errors.context[head],
+                forbidden_weight=None if errors.forbidden is None else errors.forbidden[head],
+                row_sum_error=errors.row_sum[head],
+                loops_error=loops if head == sampled else None,
+                failed=failed,
+                passed=not failed,
             )
             self._merge(check, cells)
-        output = LayerCheck(layer, errors.output, bounds.output, errors.output <= bounds.output)
-        known = self.layers.get(layer)
-        if known is None or _worse(output.output_error, known.output_error):
-            self.layers[layer] = replace(output, passed=output.passed and (known is None or known.passed))
-        elif not output.passed:
-            self.layers[layer] = replace(known, passed=False)
+        output = LayerCheck(again.layer, errors.output, bounds.output, errors.output <= bounds.output)
+        known_output = self.layers.get(again.layer, output)
+        self.layers[again.layer] = max(known_output, output, key=_severity)
 
     def _merge(self, check: HeadCheck, cells: int) -> None:
         """Over several batches: the worst of each error, the mean over all cells."""
@@ -386,10 +415,9 @@ class Tally:
         if known is None:
             self.heads[place], self.cells[place] = check, cells
             return
-        worse, other = (check, known) if _worse(check.max_abs_error, known.max_abs_error) else (known, check)
         total = self.cells[place] + cells
         self.heads[place] = replace(
-            worse,
+            max(known, check, key=_severity),
             mean_abs_error=(known.mean_abs_error * self.cells[place] + check.mean_abs_error * cells) / total,
             query_error=_largest(known.query_error, check.query_error),
             key_error=_largest(known.key_error, check.key_error),
@@ -398,7 +426,7 @@ class Tally:
             forbidden_weight=_largest(known.forbidden_weight, check.forbidden_weight),
             row_sum_error=_largest(known.row_sum_error, check.row_sum_error),
             loops_error=_largest(known.loops_error, check.loops_error),
-            passed=worse.passed and other.passed,
+            failed=(*known.failed, *(name for name in check.failed if name not in known.failed)),
         )
         self.cells[place] = total
 
@@ -431,122 +459,149 @@ class Tally:
         )
 
 
-def _measure(seen: LayerRecord, steps: MultiHeadSteps, mask: Tensor | None, real: Tensor) -> _Errors:
-    """Differences between the model and the from-scratch computation; padded query positions are left out."""
-    rows = None if real.all() else ~real[:, None, :, None]  # (B, 1, T, 1), True at padding
+def _measure(seen: LayerRecord, again: Recomputed, real: Tensor) -> _Errors:
+    """Differences between the model and the computation from scratch; padding is left out as queries."""
+    steps, mask = again.steps, again.mask
+    padding = None if real.all() else ~real[:, None, :, None]  # (B, 1, T, 1)
+    num_heads, length = seen.weights.shape[1], seen.weights.shape[-1]
+
+    def difference(ours: Tensor, theirs: Tensor) -> Tensor:
+        distance = (ours - theirs).abs_()
+        return distance if padding is None else distance.masked_fill_(padding, 0.0)
 
     def largest(values: Tensor) -> Tensor:
         return values.amax(dim=(0, 2, 3))  # (B, H, T, n) -> (H,)
 
-    def difference(ours: Tensor, theirs: Tensor) -> Tensor:
-        distance = (ours - theirs).abs_()
-        return distance if rows is None else distance.masked_fill_(rows, 0.0)
+    def longest(vectors: Tensor) -> Tensor:
+        return vectors.norm(dim=-1).amax(dim=(0, 2))  # (B, H, T, n) -> (H,)
 
     weights = difference(steps.heads.weights, seen.weights)
-    row_sums = weights.sum(-1, keepdim=True)  # (B, H, T, 1)
+    of_rows = weights.amax(-1).transpose(0, 1).flatten(1)  # (B, H, T, T) -> (H, B * T)
+    worst_of_head, worst_row = of_rows.max(dim=1)
+    texts, queries = worst_row // length, worst_row % length
+    keys = weights[texts, torch.arange(num_heads, device=weights.device), queries].argmax(
+        -1
+    )  # (H, T) -> (H,)
+
+    row_sums = weights.sum(-1, keepdim=True)
     model_sums = seen.weights.sum(-1, keepdim=True)
-    context = difference(steps.context[:, None], seen.context[:, None])  # (B, 1, T, d)
-    num_heads = weights.shape[1]
+    query, key, value = (
+        difference(ours, theirs)
+        for ours, theirs in ((steps.query, seen.query), (steps.key, seen.key), (steps.value, seen.value))
+    )
+    context = difference(steps.context[:, None], seen.context[:, None])  # (B, 1, T, H * head_dim)
     by_head = context.squeeze(1).unflatten(-1, (num_heads, -1)).transpose(1, 2)  # (B, H, T, head_dim)
-    forbidden = None
+    output = difference(steps.output[:, None], seen.output[:, None])
+    by_head_numbers = {
+        "query": largest(query),
+        "key": largest(key),
+        "value": largest(value),
+        "weights": worst_of_head,
+        "row_sum": largest(difference(model_sums, torch.ones_like(model_sums))),
+        "context": largest(by_head),
+        "query_norm": longest(query),
+        "key_norm": longest(key),
+        "row": largest(row_sums),
+        "total": row_sums.sum(dim=(0, 2, 3)),
+    }
     if mask is not None:
-        open_cells = mask if rows is None else mask | rows
-        forbidden = largest(seen.weights.masked_fill(open_cells, 0.0))
+        counted = mask if padding is None else mask | padding
+        by_head_numbers["forbidden"] = largest(seen.weights.masked_fill(counted, 0.0).abs_())
     return _Errors(
-        query=largest(difference(steps.query, seen.query)),
-        key=largest(difference(steps.key, seen.key)),
-        value=largest(difference(steps.value, seen.value)),
-        weights=largest(weights),
-        weights_sum=row_sums.sum(dim=(0, 2, 3), dtype=torch.float64),
-        weights_row=largest(row_sums),
-        worst=weights.transpose(0, 1).flatten(1).argmax(1),  # (H, B * T * T) -> (H,)
-        context=largest(by_head),
-        context_norm=context.norm(dim=-1).amax(),
-        output=float(difference(steps.output[:, None], seen.output[:, None]).amax()),
-        row_sum=largest(difference(model_sums, torch.ones_like(model_sums))),
-        forbidden=forbidden,
+        **{"forbidden": None, **_numbers(by_head_numbers)},
+        worst=tuple(zip(texts.tolist(), queries.tolist(), keys.tolist(), strict=True)),
+        **_numbers({"context_norm": longest(context)[0], "output": output.amax()}),
     )
 
 
-def _bounds(
-    site: Site,
-    module: MultiHeadAttention,
-    seen: LayerRecord,
-    steps: MultiHeadSteps,
-    errors: _Errors,
-    real: Tensor,
-) -> Bounds:
+def _bounds(seen: LayerRecord, again: Recomputed, errors: _Errors, real: Tensor) -> Bounds:
     u = torch.finfo(seen.weights.dtype).eps / 2
-    length = seen.weights.shape[-1]
+    steps, module = again.steps, again.module
+    sqrt_length, sqrt_width = math.sqrt(seen.weights.shape[-1]), math.sqrt(module.head_dim)
+    scale = 1 / sqrt_width if module.scale is None else module.scale
+    unreal = ~real
 
     def norm(vectors: Tensor) -> Tensor:
-        """Largest norm of (B, ..., T, n) vectors over batch and real positions."""
+        """Largest norm over batch and real positions: (B, H, T, n) -> (H,), (B, T, n) -> a number."""
         norms = vectors.norm(dim=-1)
-        shape = (real.shape[0], *[1] * (norms.dim() - 2), real.shape[1])
-        return norms.masked_fill(~real.view(shape), 0.0).amax(dim=(0, -1))
+        hidden = unreal if norms.dim() == 2 else unreal[:, None]
+        return norms.masked_fill(hidden, 0.0).amax(dim=(0, -1))
 
-    def projection(vectors: Tensor, linear: torch.nn.Linear) -> float:
-        largest = float(norm(vectors)) * float(linear.weight.norm(dim=1).amax())
-        bias = 0.0 if linear.bias is None else float(linear.bias.abs().amax())
-        return 8 * u * (largest + bias)
+    norms = _numbers({"q": norm(steps.query), "k": norm(steps.key), "v": norm(steps.value)})
+    widths: dict[str, Tensor] = {"input": norm(seen.input), "context": norm(steps.context)}
+    maps = {"query": module.W_query, "key": module.W_key, "value": module.W_value, "output": module.out_proj}
+    for name, linear in maps.items():
+        widths[name] = linear.weight.norm(dim=1).amax()
+        widths[f"{name} bias"] = (
+            widths[name].new_zeros(()) if linear.bias is None else linear.bias.abs().amax()
+        )
+    sizes = _numbers(widths)
 
-    scores = norm(steps.query) * norm(steps.key) * site.scale  # (H,), a bound of every scaled score
-    value = norm(steps.value)
+    def projection(name: str, size: float) -> float:
+        return 8 * u * (size * sizes[name] + sizes[f"{name} bias"])
+
+    query, key, value = (projection(name, sizes["input"]) for name in ("query", "key", "value"))
+    weights, context = [], []
+    for head, (q, k, v) in enumerate(zip(norms["q"], norms["k"], norms["v"], strict=True)):
+        # min(NaN, bound) would be NaN, and make a tolerance of it.
+        dq = min(sqrt_width * query, errors.query_norm[head])
+        dk = min(sqrt_width * key, errors.key_norm[head])
+        moved = (dq * k + q * dk) * scale / sqrt_width
+        weights.append(u * (q * k * scale / 2 + 8 + sqrt_length) + moved / 2)
+        context.append(errors.row[head] * v + errors.value[head] + u * (8 + sqrt_length) * v)
     return Bounds(
-        query=projection(seen.input, module.W_query),
-        key=projection(seen.input, module.W_key),
-        value=projection(seen.input, module.W_value),
-        weights=u * (scores / 2 + 4 + math.log2(length)),
-        context=errors.weights_row * value + errors.value + 8 * u * value,
-        output=projection(steps.context, module.out_proj)
-        + float(errors.context_norm) * float(module.out_proj.weight.norm(dim=1).amax()),
+        query=query,
+        key=key,
+        value=value,
+        weights=tuple(weights),
+        row_sum=u * (8 + 2 * sqrt_length),
+        context=tuple(context),
+        output=projection("output", sizes["context"]) + errors.context_norm * sizes["output"],
     )
 
 
-def _allowed_cells(mask: Tensor | None, real: Tensor) -> Tensor:
+def _numbers(tensors: dict[str, Tensor]) -> dict[str, Any]:
+    """Tensors of one shape as Python numbers, (H,) as tuples; all are fetched from the device at once."""
+    values = torch.stack(list(tensors.values())).tolist()
+    plain = [tuple(value) if isinstance(value, list) else value for value in values]
+    return dict(zip(tensors, plain, strict=True))
+
+
+def _allowed_cells(mask: Tensor | None, real: Tensor) -> int:
     """How many cells of one head's maps count: real queries with the keys they may attend to."""
-    length = real.shape[1]
     if mask is None:
-        return real.sum() * length
-    return (mask[:, 0] & real[:, :, None]).sum()
+        return int(real.sum()) * real.shape[1]
+    return int((mask[:, 0] & real[:, :, None]).sum())
 
 
 def _loops_error(
-    seen: LayerRecord,
-    mask: Tensor | None,
-    text: int,
-    head: int,
-    rows: list[int],
-    length: int,
-    scale: float | None,
+    seen: LayerRecord, again: Recomputed, head: int, worst: tuple[int, int, int], recording: Recording
 ) -> float:
-    """Some rows of a head by nested loops in float64, from the model's query and key, against its weights."""
-    allowed = None
-    if mask is not None:
-        allowed = mask[text, 0, rows, :length].cpu()
+    """The row of the worst cell and the last row of a head by nested loops, against the model's weights.
+
+    In float64, from the model's own query and key.
+    """
+    text, query, _ = worst
+    length = len(recording.encodings[text])
+    rows = sorted({query, length - 1})
     weights, _ = attention_by_loops(
-        seen.query[text, head, rows].cpu(),
-        seen.key[text, head, :length].cpu(),
-        seen.value[text, head, :length].cpu(),
-        mask=allowed,
-        scale=scale,
+        seen.query[text, head, rows],
+        seen.key[text, head, :length],
+        seen.value[text, head, :length, :1],  # only the weights are wanted
+        mask=None if again.mask is None else again.mask[text, 0, rows, :length].cpu(),
+        scale=again.module.scale,
     )
     return float((weights - seen.weights[text, head, rows, :length].cpu().double()).abs().max())
 
 
-def _unravel(index: int, length: int) -> tuple[int, int, int]:
-    """Position in a flattened (B, T, T) as (text, query, key)."""
-    rest, key = divmod(index, length)
-    text, query = divmod(rest, length)
-    return text, query, key
+def _severity(check: HeadCheck | LayerCheck) -> tuple[bool, float]:
+    """Failed before passed, then by the error; NaN is the worst."""
+    error = check.max_abs_error if isinstance(check, HeadCheck) else check.output_error
+    return not check.passed, _nan_is_worst(error)
 
 
 def _nan_is_worst(value: float) -> float:
     return math.inf if math.isnan(value) else value
-
-
-def _worse(value: float, than: float) -> bool:
-    return _nan_is_worst(value) > _nan_is_worst(than)
 
 
 def _largest(*values: Any) -> Any:

@@ -35,12 +35,11 @@ class Projection:
         """A copy of the weight in ``nn.Linear``'s layout: (out, in)."""
         weight: Any = self.module.weight
         stored_in_out = isinstance(self.module, Conv1D)
-        rows = (
-            weight.detach()[:, self.start : self.stop].T
-            if stored_in_out
-            else weight.detach()[self.start : self.stop]
-        )
-        return torch.clone(rows, memory_format=torch.contiguous_format)
+        if stored_in_out:
+            # Copied as it lies, and then looked at the other way round: much faster than to move every number.
+            columns = weight.detach()[:, self.start : self.stop]
+            return torch.clone(columns, memory_format=torch.contiguous_format).T
+        return torch.clone(weight.detach()[self.start : self.stop], memory_format=torch.contiguous_format)
 
     def bias(self) -> Tensor | None:
         """A copy of the bias: (out,), or None if the map has none."""
