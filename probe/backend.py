@@ -1,41 +1,48 @@
 """Take part in a model's own forward pass: see every attention as the backend sees it, or compute it.
 
 transformers lets an attention function be registered under a name, with the function that makes its masks
-beside it. The one registered here hands each call on to the backend the model runs on (sdpa, eager ...), so
-that the model computes what it always computes, bit for bit, and shows the call to whoever listens; or it
-answers the call itself, with ``attention``. Which of the two, and for whom, is kept apart for each thread.
+beside it. Those registered here hand each call on to the backend the model runs on (sdpa or eager), so that
+the model computes what it always computes, bit for bit, and show it to a listener, which may answer in the
+backend's place. The listener is kept apart for each thread: a model that another thread runs meanwhile runs
+as ever.
 
 This file and ``capture.py`` are the only ones that know how transformers calls attention.
 """
 
 from __future__ import annotations
 
+import inspect
 import math
-import sys
+import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import cached_property, partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers import AttentionInterface, AttentionMaskInterface, PretrainedConfig, PreTrainedModel
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from attention import causal_mask, scaled_dot_product_attention
+from attention import scaled_dot_product_attention
 from probe.errors import ProbeError
+from probe.precision import precise
 
-_NAME = "attention_probe"
 # Backends whose masks are tensors, so that a map can be computed beside them.
 BACKENDS = ("sdpa", "eager")
+# What is registered is called after the backend behind it, so that a call finds its way by the name alone.
+_PREFIX = "attention_probe_"
 # Rows of a map that are computed at once; a long text never needs T x T for more than the heads that are
 # kept.
 _QUERY_BLOCK = 1024
+# Held during every run, because some of what ``undisturbed`` sets belongs to the whole process.
+LOCK = threading.RLock()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Call:
     """One attention of a forward pass, as transformers hands it to a backend.
 
@@ -45,26 +52,76 @@ class Call:
     query : (B, H, Tq, head_dim), after rotary positions and normalisation, if the model has them.
     key, value : (B, H_kv, Tk, head_dim), after the cache. With fewer key heads than query heads, query head
         h reads key head h // (H / H_kv) (Ainslie et al. 2023, "GQA").
-    mask : bool, True = may attend, broadcastable to (B, H, Tq, Tk); None for all.
-    bias : added to the scaled scores, broadcastable likewise (T5's relative positions, say); None for none.
-    scale : what the scores are multiplied with.
-    softcap : scores are squashed to softcap * tanh(score / softcap) (Gemma 2); None for not at all.
-    sinks : (H,), a score a head that takes part in the softmax and gives nothing (gpt-oss); None for none.
+    backend, attention_mask, options : the backend's name, its mask and the rest of its arguments.
     """
 
     module: nn.Module
     query: Tensor
     key: Tensor
     value: Tensor
-    mask: Tensor | None
-    bias: Tensor | None
-    scale: float
-    softcap: float | None
-    sinks: Tensor | None
+    backend: str
+    attention_mask: Tensor | None
+    options: dict[str, Any]
 
     @property
     def num_heads(self) -> int:
         return self.query.shape[1]
+
+    @property
+    def scale(self) -> float:
+        """What the scores are multiplied with."""
+        scale: float | None = self.options.get("scaling")
+        return 1.0 / math.sqrt(self.query.shape[-1]) if scale is None else scale
+
+    @property
+    def softcap(self) -> float | None:
+        """Scores are squashed to softcap * tanh(score / softcap) (Gemma 2); None for not at all."""
+        return self.options.get("softcap")
+
+    @property
+    def sinks(self) -> Tensor | None:
+        """(H,), a score a head that takes part in the softmax and gives nothing (gpt-oss); None for none."""
+        return self.options.get("s_aux")
+
+    @property
+    def mask(self) -> Tensor | None:
+        """bool, True = may attend, broadcastable to (B, H, Tq, Tk); None for all."""
+        return self._mask_and_bias[0]
+
+    @property
+    def bias(self) -> Tensor | None:
+        """Added to the scaled scores, broadcastable likewise (T5's relative positions, say), or None."""
+        return self._mask_and_bias[1]
+
+    @cached_property
+    def _mask_and_bias(self) -> tuple[Tensor | None, Tensor | None]:
+        mask, bias = self._read_mask()
+        position_bias: Tensor | None = self.options.get("position_bias")
+        if position_bias is None or bias is None:
+            return mask, bias if position_bias is None else position_bias
+        return mask, bias + position_bias
+
+    def _read_mask(self) -> tuple[Tensor | None, Tensor | None]:
+        """The backend's mask as (which keys may be attended to, what is added to the scores)."""
+        num_queries, num_keys = self.query.shape[2], self.key.shape[2]
+        if self.attention_mask is None:
+            # Without a mask sdpa goes by a flag, given with the call or kept on the module; eager attends to
+            # everything.
+            flag = self.options.get("is_causal")
+            causal = getattr(self.module, "is_causal", True) if flag is None else flag
+            if self.backend == "eager" or not causal or num_queries == 1:
+                return None, None
+            # sdpa aligns its triangle with the first key: keys beyond the queries are the empty end of a
+            # static cache.
+            every = torch.ones(1, 1, num_queries, num_keys, dtype=torch.bool, device=self.query.device)
+            return every.tril(), None
+        mask = self.attention_mask[..., :num_keys]
+        if mask.dtype == torch.bool:
+            return mask, None
+        # An additive mask forbids with -inf or with the lowest number of its dtype; anything else is a bias.
+        allowed = mask > torch.finfo(mask.dtype).min / 2
+        bias = mask.masked_fill(~allowed, 0.0)
+        return allowed, bias if bias.any() else None
 
     def weights(self, heads: Sequence[int]) -> Tensor:
         """The attention weights of some heads, from scratch: (B, len(heads), Tq, Tk)."""
@@ -108,34 +165,25 @@ class Call:
         )
 
 
-@dataclass(frozen=True)
-class _Session:
-    backend: str
-    see: Callable[[Call], None] | None
-
-
-_session: ContextVar[_Session | None] = ContextVar("attention_probe_session", default=None)
+Listener = Callable[[Call], Tensor | None]
+_Function = Callable[..., tuple[Tensor, Tensor | None]]
+_listener: ContextVar[Listener | None] = ContextVar("attention_probe_listener", default=None)
 
 
 @contextmanager
 def undisturbed(hf: Any) -> Iterator[None]:
     """The network in evaluation mode, in full precision and not compiled; afterwards as it was before.
 
-    TF32 and bfloat16 shortcuts of float32 products are switched off meanwhile: they are faster, not other
-    mathematics, and would hide an error of 1e-3.
+    Compiled code would be run without what listens to it.
     """
-    training = [module for module in hf.modules() if module.training]
-    precision = torch.get_float32_matmul_precision()
     with ExitStack() as stack:
+        stack.enter_context(LOCK)
+        training = [module for module in hf.modules() if module.training]
         if training:
             hf.eval()
             stack.callback(_train, training)
-        if precision != "highest":
-            torch.set_float32_matmul_precision("highest")
-            stack.callback(torch.set_float32_matmul_precision, precision)
-        if any(getattr(module, "_compiled_call_impl", None) is not None for module in hf.modules()):
-            stack.enter_context(torch.compiler.set_stance("force_eager"))
-        stack.enter_context(torch.autocast(hf.device.type, enabled=False))
+        stack.enter_context(torch.compiler.set_stance("force_eager"))
+        stack.enter_context(precise(hf.device))
         yield
 
 
@@ -145,38 +193,17 @@ def _train(modules: Collection[nn.Module]) -> None:
 
 
 @contextmanager
-def eager(hf: Any) -> Iterator[None]:
+def eager(hf: PreTrainedModel) -> Iterator[None]:
     """The network on the eager backend, the only one that returns its maps; afterwards on its own again."""
-    implementation = hf.config._attn_implementation
-    if implementation == "eager":
+    with _backends(hf, lambda own: "eager"):
         yield
-        return
-    hf.set_attn_implementation("eager")
-    try:
-        yield
-    finally:
-        hf.set_attn_implementation(implementation)
-
-
-def heads_per_layer(hf: PreTrainedModel) -> tuple[int, ...]:
-    """How many heads each attention of a forward pass has, found by running the network on two tokens.
-
-    Raises
-    ------
-    ProbeError
-        As ``listening``; if the network makes no attention call.
-    """
-    counts: list[int] = []
-    with undisturbed(hf), torch.no_grad(), listening(hf, lambda call: counts.append(call.num_heads)):
-        hf.base_model(input_ids=torch.zeros(1, 2, dtype=torch.long, device=hf.device))
-    if not counts:
-        raise ProbeError(f"{type(hf).__name__} shows no attention: its maps can't be captured.")
-    return tuple(counts)
 
 
 @contextmanager
-def listening(hf: PreTrainedModel, see: Callable[[Call], None]) -> Iterator[None]:
-    """Run ``hf`` on its own backend and show every attention call to ``see``, in the order they are made.
+def listening(hf: PreTrainedModel, listener: Listener) -> Iterator[None]:
+    """Run ``hf`` on its own backend and show every attention call to ``listener``, in the order of the calls.
+
+    What the listener returns, (B, Tq, H, value_dim), is the call's output; None leaves it to the backend.
 
     Raises
     ------
@@ -184,130 +211,138 @@ def listening(hf: PreTrainedModel, see: Callable[[Call], None]) -> Iterator[None
         If the model doesn't compute its attention through transformers' interface, or on a backend without
         masks that can be read.
     """
-    with _taking_part(hf, see):
-        yield
+    for kind in {type(module) for module in hf.modules() if isinstance(module, PreTrainedModel)}:
+        check_interface(kind)
+    token = _listener.set(listener)
+    try:
+        with _backends(hf, _registered):
+            yield
+    finally:
+        _listener.reset(token)
 
 
 @contextmanager
 def from_scratch_backend(hf: PreTrainedModel) -> Iterator[None]:
     """Run ``hf`` with ``attention`` as its attention. Raises as ``listening``."""
-    with _taking_part(hf, None):
+    with listening(hf, Call.output):
         yield
 
 
-@contextmanager
-def _taking_part(hf: PreTrainedModel, see: Callable[[Call], None] | None) -> Iterator[None]:
-    backend = hf.config._attn_implementation
-    if not type(hf)._can_set_attn_implementation():
+def check_interface(network_class: type[PreTrainedModel]) -> None:
+    """ProbeError if a kind of network has attention code of its own, which can't be listened to."""
+    if not network_class._can_set_attn_implementation():
         raise ProbeError(
-            f"{type(hf).__name__} computes its attention in code of its own, not through transformers' "
+            f"{network_class.__name__} computes its attention in code of its own, not through transformers' "
             "attention interface: its maps can't be captured."
         )
-    if backend not in BACKENDS:
+
+
+@contextmanager
+def _backends(hf: PreTrainedModel, renamed: Callable[[str], str]) -> Iterator[None]:
+    """Rename the backends that the network's configurations give; afterwards they are as before.
+
+    A network in parts has a configuration for each, with a backend of its own perhaps.
+    """
+    own = [(config, config._attn_implementation) for config in _configurations(hf)]
+    with LOCK:
+        try:
+            for config, backend in own:
+                config._attn_implementation = renamed(backend)
+            yield
+        finally:
+            # From the outside in, because a configuration passes its backend on to those it holds.
+            for config, backend in own:
+                config._attn_implementation = backend
+
+
+def _configurations(hf: PreTrainedModel) -> list[PretrainedConfig]:
+    """Every configuration that a part of the network goes by, the network's own first."""
+    found: dict[int, PretrainedConfig] = {}
+    pending: list[Any] = [getattr(module, "config", None) for module in hf.modules()]
+    while pending:
+        config = pending.pop(0)
+        if isinstance(config, PretrainedConfig) and id(config) not in found:
+            found[id(config)] = config
+            pending += [getattr(config, name) for name in config.sub_configs]
+    return [config for config in found.values() if config._attn_implementation is not None]
+
+
+def _registered(backend: str) -> str:
+    if backend.removeprefix(_PREFIX) not in BACKENDS:
         raise ProbeError(
             f'The model runs on the "{backend}" backend, whose maps can\'t be captured: load it with '
             f'attn_implementation="{BACKENDS[0]}".'
         )
-    token = _session.set(_Session(backend, see))
-    try:
-        hf.set_attn_implementation(_NAME)
-        yield
-    finally:
-        hf.set_attn_implementation(backend)
-        _session.reset(token)
+    return _PREFIX + backend.removeprefix(_PREFIX)
 
 
 def _attention(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
-) -> tuple[Tensor, Tensor | None]:
-    """The registered attention function."""
-    session = _session.get()
-    assert session is not None
-    call = _call(session, module, query, key, value, attention_mask, kwargs)
-    if session.see is None:
-        return call.output(), None
-    output, weights = _own_backend(session, module)(module, query, key, value, attention_mask, **kwargs)
-    session.see(call)
-    return output, weights
-
-
-def _mask(*args: Any, **kwargs: Any) -> Tensor | None:
-    """The registered mask function: the mask of the backend that is listened to."""
-    session = _session.get()
-    assert session is not None
-    mask: Tensor | None = ALL_MASK_ATTENTION_FUNCTIONS[session.backend](*args, **kwargs)
-    return mask
-
-
-AttentionInterface.register(_NAME, _attention)
-AttentionMaskInterface.register(_NAME, _mask)
-
-
-_Function = Callable[..., tuple[Tensor, Tensor | None]]
-
-
-def _own_backend(session: _Session, module: nn.Module) -> _Function:
-    if session.backend == "eager":
-        # Every modeling file has its own.
-        own: _Function = vars(sys.modules[type(module).__module__])["eager_attention_forward"]
-    else:
-        own = ALL_ATTENTION_FUNCTIONS[session.backend]
-    return own
-
-
-def _call(
-    session: _Session,
+    backend: str,
     module: nn.Module,
     query: Tensor,
     key: Tensor,
     value: Tensor,
     attention_mask: Tensor | None,
-    kwargs: dict[str, Any],
-) -> Call:
-    scale = kwargs.get("scaling")
-    mask, bias = _read_mask(session, module, query, key, attention_mask, kwargs)
-    position_bias = kwargs.get("position_bias")
-    if position_bias is not None:
-        bias = position_bias if bias is None else bias + position_bias
-    return Call(
-        module=module,
-        query=query,
-        key=key,
-        value=value,
-        mask=mask,
-        bias=bias,
-        scale=1.0 / math.sqrt(query.shape[-1]) if scale is None else scale,
-        softcap=kwargs.get("softcap"),
-        sinks=kwargs.get("s_aux"),
+    **options: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """The attention function registered for a backend."""
+    listener = _listener.get()
+    if listener is not None:
+        output = listener(Call(module, query, key, value, backend, attention_mask, options))
+        if output is not None:
+            return output, None
+    return _own(backend, module)(module, query, key, value, attention_mask, **options)
+
+
+def _own(backend: str, module: nn.Module) -> _Function:
+    """The backend's own attention function."""
+    if backend != "eager":
+        function: _Function = ALL_ATTENTION_FUNCTIONS[backend]
+        return function
+    # Every modeling file has its own, and some have two: take the one that the module's code names.
+    forward: Any = inspect.unwrap(type(module).forward)
+    for name in forward.__code__.co_names:
+        if name.endswith("eager_attention_forward"):
+            own: _Function = forward.__globals__[name]
+            return own
+    raise ProbeError(
+        f"The eager attention of {type(module).__name__} can't be found: load the model with "
+        f'attn_implementation="{BACKENDS[0]}".'
     )
 
 
-def _read_mask(
-    session: _Session,
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    attention_mask: Tensor | None,
-    kwargs: dict[str, Any],
-) -> tuple[Tensor | None, Tensor | None]:
-    """A backend's mask as (which keys may be attended to, what is added to the scores)."""
-    num_queries, num_keys = query.shape[2], key.shape[2]
-    if attention_mask is None:
-        # Without a mask sdpa goes by a flag, given with the call or kept on the module; eager attends to
-        # everything.
-        flag = kwargs.get("is_causal")
-        causal = getattr(module, "is_causal", True) if flag is None else flag
-        if session.backend == "eager" or not causal or num_queries == 1:
-            return None, None
-        # sdpa aligns its triangle with the first key: keys beyond the queries are the empty end of a static
-        # cache.
-        mask = torch.zeros(num_queries, num_keys, dtype=torch.bool, device=query.device)
-        mask[:, :num_queries] = causal_mask(num_queries, device=query.device)
-        return mask[None, None], None
-    mask = attention_mask[..., :num_keys]
-    if mask.dtype == torch.bool:
-        return mask, None
-    # An additive mask forbids with -inf or with the lowest number of its dtype; anything else is a bias.
-    allowed = mask > torch.finfo(mask.dtype).min / 2
-    bias = mask.masked_fill(~allowed, 0.0)
-    return allowed, bias if bias.any() else None
+for _backend in BACKENDS:
+    AttentionInterface.register(_PREFIX + _backend, partial(_attention, _backend))
+    AttentionMaskInterface.register(_PREFIX + _backend, ALL_MASK_ATTENTION_FUNCTIONS[_backend])
+
+
+@dataclass(frozen=True)
+class Attention:
+    """One attention of a network's forward pass.
+
+    Attributes
+    ----------
+    kind : "self"; in a network with an encoder and a decoder "encoder", "decoder" or "cross".
+    layer : counted from 0 among those of its kind, in the order they are computed.
+    num_heads : how many heads it has.
+    """
+
+    kind: str
+    layer: int
+    num_heads: int
+
+
+def attentions(hf: PreTrainedModel) -> tuple[Attention, ...]:
+    """The attentions of a network, in the order it computes them, found by running it on very little.
+
+    Raises
+    ------
+    ProbeError
+        As ``listening``; if the network can't be run on its main input alone, or makes no attention call.
+    """
+    counts: list[int] = []
+    with undisturbed(hf), torch.no_grad(), listening(hf, lambda call: counts.append(call.num_heads)):
+        hf.base_model(input_ids=torch.zeros(1, 2, dtype=torch.long, device=hf.device))
+    if not counts:
+        raise ProbeError(f"{type(hf).__name__} shows no attention: its maps can't be captured.")
+    return tuple(Attention("self", layer, count) for layer, count in enumerate(counts))

@@ -53,7 +53,7 @@ class Model:
     family : what is known about this kind of network; None if its attention can only be watched, not taken
         apart.
     heads_per_layer : how many heads each layer's attention has.
-    lock : held during every run, so that threads take turns.
+    lock : held during every run, so that threads take turns; one for all models.
     """
 
     hf: PreTrainedModel = field(repr=False)
@@ -64,7 +64,7 @@ class Model:
     revision: str | None
     family: Family | None = field(repr=False)
     heads_per_layer: tuple[int, ...] = field(repr=False)
-    lock: threading.RLock = field(default_factory=threading.RLock, repr=False)
+    lock: threading.RLock = field(default=backend.LOCK, repr=False)
 
     @property
     def num_layers(self) -> int:
@@ -432,7 +432,7 @@ def _model(
     if family is not None:
         heads = tuple(site.num_heads for site in family.sites(hf))
     else:
-        heads = backend.heads_per_layer(hf)
+        heads = tuple(attention.num_heads for attention in backend.attentions(hf))
     return Model(hf, tokenizer, name, source, folder, revision, family, heads)
 
 

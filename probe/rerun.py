@@ -44,8 +44,8 @@ class FromScratchRun:
     def __str__(self) -> str:
         return (
             f"{self.model_name} ({self.source}) with its attention from scratch: {self.what} of "
-            f"{len(self.tokens)} tokens differ by at most {self.max_abs_error:.1e} from the model's own, whose largest is "
-            f"{float(self.model.abs().max()):.1f}."
+            f"{len(self.tokens)} tokens differ by at most {self.max_abs_error:.1e} from the model's own, "
+            f"whose largest is {float(self.model.abs().max()):.1f}."
         )
 
 
