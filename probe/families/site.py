@@ -36,7 +36,7 @@ class Projection:
         weight: Any = self.module.weight
         stored_in_out = isinstance(self.module, Conv1D)
         if stored_in_out:
-            # Copied as it lies, and then looked at the other way round: much faster than to move every number.
+            # Copied as it lies, then looked at the other way round: much faster than to move every number.
             columns = weight.detach()[:, self.start : self.stop]
             return torch.clone(columns, memory_format=torch.contiguous_format).T
         return torch.clone(weight.detach()[self.start : self.stop], memory_format=torch.contiguous_format)
