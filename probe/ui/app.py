@@ -35,7 +35,7 @@ class Page:
     def __init__(self) -> None:
         self.session = gr.State(Session())
         self.focus = gr.State(Focus())
-        self.view = gr.State("compare")
+        self.view = gr.State("")  # empty until ``open`` has answered
         self.header = Header()
         with gr.Tabs(elem_id="views") as self.tabs:
             self.compare, self.masks, self.steps, self.verify = Compare(), Masks(), Steps(), Verify()
@@ -133,10 +133,18 @@ class Page:
 
     def move(self, *looked: Any) -> list[Any]:
         """Another layer, head or way of showing: no model is run."""
+        if not looked[2]:
+            return [gr.skip()] * len(self.shown)
         return self.filled(self.screen(*looked))
 
     def turn(self, view: str, session: Session, focus: Focus, old_view: str, *place: Any) -> list[Any]:
-        """Another view was opened."""
+        """Another view was opened.
+
+        Gradio also calls this when the page appears, before ``open`` has said what to show: then there is
+        nothing to do.
+        """
+        if not old_view:
+            return [gr.skip()] * (1 + len(self.shown))
         return [view, *self.filled(self.screen(session, focus, view, *place))]
 
     def pick(self, slot: int) -> Callable[..., list[Any]]:

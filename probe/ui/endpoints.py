@@ -22,6 +22,12 @@ def _answer(question: Callable[[], Result]) -> Result:
         raise gr.Error(explain(error), print_exception=False) from None
 
 
+def _number(name: str, value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise probe.ProbeError(f"{name} must be a whole number, not {value!r:.50}.")
+    return value
+
+
 def _text(text: str, second: str) -> str | tuple[str, str]:
     first = limits.check_text(text)
     return (first, limits.check_text(second)) if second else first
@@ -41,7 +47,8 @@ def attend(text: str, model: str = "bert", layer: int = 0, head: int = 0, second
     """
 
     def question() -> dict[str, Any]:
-        run = probe.attend(STORE.model(limits.check_model(model)), _text(text, second), heads=[(layer, head)])
+        place = _number("layer", layer), _number("head", head)
+        run = probe.attend(STORE.model(limits.check_model(model)), _text(text, second), heads=[place])
         return {
             "model": run.model_name,
             "source": run.source,
@@ -51,7 +58,7 @@ def attend(text: str, model: str = "bert", layer: int = 0, head: int = 0, second
             "spans": None if run.spans is None else [list(span) for span in run.spans],
             "special": list(run.special),
             "truncated": run.truncated,
-            "weights": run.weights(layer, head).tolist(),
+            "weights": run.weights(*place).tolist(),
         }
 
     return _answer(question)
@@ -90,12 +97,36 @@ def compare_masks(text: str, model: str = "gpt2", layer: int = 0, head: int = 0)
 
     def question() -> dict[str, Any]:
         checked = limits.check_text(text)
-        return probe.compare_masks(STORE.model(limits.check_model(model)), checked, layer, head).to_dict()
+        loaded = STORE.model(limits.check_model(model))
+        place = _number("layer", layer), _number("head", head)
+        return probe.compare_masks(loaded, checked, *place).to_dict()
+
+    return _answer(question)
+
+
+def trace(text: str, query: int, model: str = "gpt2", layer: int = 0, head: int = 0) -> dict[str, Any]:
+    """One row of one head, number by number, from the layer's input to the head's share of the output.
+
+    Parameters:
+        text: the sentence.
+        query: position of the query token, counted from 0, special tokens included.
+        model: "bert", "gpt2", or another name this server accepts.
+        layer: counted from 0.
+        head: counted from 0.
+    Returns:
+        input, query_vector, keys, values, dot_products, scaled, masked, exponentials, weights, context, ...
+    """
+
+    def question() -> dict[str, Any]:
+        checked = limits.check_text(text)
+        loaded = STORE.model(limits.check_model(model))
+        place = _number("layer", layer), _number("head", head)
+        return probe.trace(loaded, checked, *place, _number("query", query)).to_dict()
 
     return _answer(question)
 
 
 def add() -> None:
     """Add the endpoints to the Blocks being built."""
-    for function in (attend, verify, compare_masks):
+    for function in (attend, verify, compare_masks, trace):
         gr.events.api(function, api_name=function.__name__, concurrency_id="run", concurrency_limit=1)

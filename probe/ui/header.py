@@ -8,7 +8,7 @@ import gradio as gr
 
 from probe.models import available
 from probe.ui import limits, widgets
-from probe.ui.state import DEFAULT_MODELS, DEFAULT_TEXT, Half, Screen
+from probe.ui.state import DEFAULT_HEADS, DEFAULT_MODELS, DEFAULT_TEXT, Half, Screen
 
 EXAMPLES = (
     ("trophy and suitcase", DEFAULT_TEXT),
@@ -58,7 +58,7 @@ class HalfControls:
             self.layer = gr.Slider(
                 0,
                 5,
-                0,
+                DEFAULT_HEADS[slot][0],
                 step=1,
                 label="Layer",
                 buttons=[],
@@ -69,7 +69,7 @@ class HalfControls:
             self.head = gr.Slider(
                 0,
                 11,
-                0,
+                DEFAULT_HEADS[slot][1],
                 step=1,
                 label="Head",
                 buttons=[],

@@ -15,7 +15,8 @@ ID, LABEL = "masks", "Masks"
 
 _LEAD = """
 <p class="lead">A causal mask lets a query see only itself and earlier tokens; without it every query sees
-the whole sentence. Here one trained head is shown under both: what changes is what the mask takes away, or gives.</p>
+the whole sentence. Here one trained head is shown under both: what changes is what the mask takes
+away, or gives.</p>
 """
 
 

@@ -27,7 +27,7 @@ DEFAULT_TEXT = "The trophy doesn't fit in the suitcase because it is too big."
 DEFAULT_QUERY = "it"
 DEFAULT_MODELS = ("bert", "gpt2")
 DEFAULT_HEADS = ((3, 1), (4, 5))
-"""Heads of the bundled models that show something: one finds what a pronoun stands for, one the token before."""
+"""Two heads that show something: one finds what a pronoun stands for, one looks at the token before."""
 KEPT_BYTES = 512 * 2**20
 """Memory for kept results; at least the newest one is kept, whatever its size."""
 KEPT_MODELS = 4
@@ -201,7 +201,7 @@ class Store:
 def _size(comparison: probe.Comparison) -> int:
     """Bytes in the tensors of a comparison."""
     recording = comparison.recording
-    kept: list[Any] = [recording.logits, *comparison.recomputed]
+    kept: list[Any] = [*comparison.recomputed]
     for layer in recording.layers:
         kept += [getattr(layer, field.name) for field in fields(layer)]
     return sum(value.nbytes for value in kept if isinstance(value, torch.Tensor))

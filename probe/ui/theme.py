@@ -133,7 +133,10 @@ def css() -> str:
 def head() -> str:
     """The page's scripts, inline: the palette, then what draws the figures and the small parts."""
     scripts = [f"window.attentionPalette = {json.dumps(colors.palette())};"]
-    scripts += [(ASSETS / name).read_text(encoding="utf-8") for name in ("figure.js", "page.js", "steps.js")]
+    scripts += [
+        (ASSETS / name).read_text(encoding="utf-8")
+        for name in ("export.js", "figure.js", "page.js", "steps.js")
+    ]
     return "".join(f"<script>\n{script}</script>\n" for script in scripts)
 
 

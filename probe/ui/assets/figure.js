@@ -137,8 +137,9 @@
       this.current = null;
       this.pinned = null;
       const head = make("header", "af-head");
-      head.append(make("h3", "af-title", value.title));
+      head.append(make("h2", "af-title", value.title));
       if (value.badge) head.append(make("span", "af-badge af-" + value.badge.kind, value.badge.text));
+      if (value.panels.length) head.append(this.saving(value));
       if (value.subtitle) head.append(make("p", "af-subtitle", value.subtitle));
       this.root.append(head);
       if (value.notice) {
@@ -177,6 +178,20 @@
       this.readOut();
       this.shadeStrip();
       this.schedule();
+    }
+
+    saving(value) {
+      const box = make("span", "af-save");
+      box.append(make("span", "", "Save as"));
+      const name = value.stamp.replace(/[^A-Za-z0-9.]+/g, "-");
+      for (const [kind, write] of Object.entries(window.attentionExport)) {
+        const button = make("button", "pg-button", kind);
+        button.type = "button";
+        button.setAttribute("aria-label", `Save ${value.title} as ${kind}`);
+        button.addEventListener("click", () => write(this, name));
+        box.append(button);
+      }
+      return box;
     }
 
     buildPanel(described) {
@@ -224,22 +239,23 @@
       if (panel.kind === "bars") return;
       const scale = make("span", "af-scale");
       const ramp = make("i");
-      const stops = Array.from({ length: 17 }, (_, i) => {
-        if (panel.kind === "change") return css(colourOf(panel, i / 8 - 1, name));
-        return css(at(table(name, panel.kind), i / 16));
-      });
+      const stops = Array.from({ length: 17 }, (_, i) => css(this.rampColour(panel, i / 16, name)));
       ramp.style.backgroundImage = `linear-gradient(to right, ${stops.join(",")})`;
       const ticks = make("span", "af-ticks");
-      const labels = panel.kind === "difference"
-        ? this.decades(panel) : panel.kind === "change" ? ["−1", "0", "+1"] : ["0", "0.25", "0.5", "0.75", "1"];
-      for (const label of labels) ticks.append(make("span", "", label));
+      for (const label of this.barLabels(panel)) ticks.append(make("span", "", label));
       scale.append(ramp, ticks);
       if (panel.kind === "difference") panel.bar.append(swatch(flat.zero, "exactly 0"));
       panel.bar.append(scale);
       if (panel.masked) panel.bar.append(swatch(flat.masked, "masked", true));
     }
 
-    decades(panel) {
+    rampColour(panel, share, name) {
+      return panel.kind === "change" ? colourOf(panel, 2 * share - 1, name) : at(table(name, panel.kind), share);
+    }
+
+    barLabels(panel) {
+      if (panel.kind === "change") return ["−1", "0", "+1"];
+      if (panel.kind === "weight") return ["0", "0.25", "0.5", "0.75", "1"];
       const low = Math.round(Math.log10(panel.lo)), high = Math.round(Math.log10(panel.hi));
       const step = Math.max(1, Math.ceil((high - low) / 5));
       const labels = [];
@@ -678,6 +694,7 @@
     }
   }
 
+  window.attentionDraw = { FONT, theme, css, colourOf };
   window.attentionFigure = (element, props, trigger, watch) => {
     const figure = new Figure(element, props, trigger);
     watch("value", () => figure.show());

@@ -19,7 +19,7 @@
 
   const step = (number, title, formula, ...content) => {
     const card = make("section", "st-step");
-    const head = make("h3", "");
+    const head = make("h2", "");
     head.append(make("span", "st-number", String(number)), make("span", "", title));
     card.append(head);
     if (formula) card.append(make("p", "st-formula", formula));
