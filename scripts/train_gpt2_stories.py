@@ -1,17 +1,19 @@
 """Train a small GPT-2 on a folder of stories, from text files to a finished checkpoint.
 
-The model is transformers' own ``GPT2LMHeadModel`` (6 layers x 6 heads, width 192, 256 positions) over a byte-level BPE
-of 4,096 entries that this script trains first. What the recipe does, and why:
+The model is transformers' own ``GPT2LMHeadModel`` (6 layers x 6 heads, width 192, 256 positions) over a
+byte-level BPE of 4,096 entries that this script trains first. What the recipe does, and why:
 
-* Muon [1]_ updates the matrices inside the blocks, AdamW [2]_ the embeddings, norms and biases. With AdamW alone no
-  induction head [3]_ forms in the few million tokens that two CPU cores get through.
-* Part of the rows repeat one chunk until the row is full. Copying is the only way to lower the loss there, so these rows
-  are what previous-token and induction heads form on. Once the copy is learnt, most of those rows go back to the stories.
-* A row never holds tokens of two books: books begin and end with ``<|endoftext|>``, and rows are cut inside a book.
-* The learning rate is a function of the time used: warm-up, constant, then linear to zero. The end can be moved by
-  resuming with another ``--minutes`` while the rate is still constant.
-* The batch is a queue of small pieces that single-threaded workers take from, so that a core busy with something else
-  slows the step in proportion and no more.
+* Muon [1]_ updates the matrices inside the blocks, AdamW [2]_ the embeddings, norms and biases. With AdamW
+  alone no induction head [3]_ forms in the few million tokens that two CPU cores get through.
+* Part of the rows repeat one chunk until the row is full. Copying is the only way to lower the loss there, so
+  these rows are what previous-token and induction heads form on. Once the copy is learnt, most of those rows
+  go back to the stories.
+* A row never holds tokens of two books: books begin and end with ``<|endoftext|>``, and rows are cut inside a
+  book.
+* The learning rate is a function of the time used: warm-up, constant, then linear to zero. The end can be
+  moved by resuming with another ``--minutes`` while the rate is still constant.
+* The batch is a queue of small pieces that single-threaded workers take from, so that a core busy with
+  something else slows the step in proportion and no more.
 
 Stop it with SIGINT or SIGTERM (it saves first) and run the same command again to go on.
 
@@ -20,8 +22,8 @@ References
 .. [1] K. Jordan et al., "Muon: An optimizer for hidden layers in neural networks", 2024.
 .. [2] I. Loshchilov and F. Hutter, "Decoupled Weight Decay Regularization", ICLR 2019.
 .. [3] C. Olsson et al., "In-context Learning and Induction Heads", Transformer Circuits Thread, 2022.
-.. [4] Y. Gal and Z. Ghahramani, "A Theoretically Grounded Application of Dropout in Recurrent Neural Networks",
-   NeurIPS 2016.
+.. [4] Y. Gal and Z. Ghahramani, "A Theoretically Grounded Application of Dropout in Recurrent Neural
+   Networks", NeurIPS 2016.
 """
 
 from __future__ import annotations
@@ -59,7 +61,7 @@ class Book:
 
 
 class RowDropout(torch.nn.Module):
-    """Dropout with one mask per row and channel, shared by all positions of the row [4]_: input and output (B, T, C).
+    """Dropout with one mask per row and channel, shared by all positions of the row [4]_; (B, T, C) to same.
 
     A mask per element would cost a quarter of the step in random numbers.
     """
@@ -116,12 +118,14 @@ def encode_books(books: dict[str, str], tokenizer: GPT2Tokenizer, held_out: floa
     encoded = []
     for name, text in books.items():
         first, last = (tokenizer(part, verbose=False)["input_ids"] for part in split_text(text, held_out))
-        encoded.append(Book(name, np.array([end, *first], dtype=np.int64), np.array([*last, end], dtype=np.int64)))
+        encoded.append(
+            Book(name, np.array([end, *first], dtype=np.int64), np.array([*last, end], dtype=np.int64))
+        )
     return encoded
 
 
 def rows_of_epoch(books: Sequence[Book], length: int, seed: int, epoch: int) -> np.ndarray:
-    """All rows of one pass over the books, shuffled, shape (rows, length + 1); the cuts differ from pass to pass."""
+    """All rows of one pass over the books, shuffled, (rows, length + 1); each pass cuts them elsewhere."""
     rng = np.random.default_rng((seed, 1, epoch))
     rows = []
     for book in books:
@@ -147,10 +151,10 @@ def story_rows(
 def repeat_row(
     tokens: np.ndarray, length: int, vocab_size: int, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """A chunk of 8 to 90 tokens, random in five cases of eight and else a piece of ``tokens``, repeated over a row.
+    """A chunk of 8 to 90 tokens, repeated over a row: random in five cases of eight, else from ``tokens``.
 
-    Returns the row, shape (length + 1,), and its labels, shape (length,). The first occurrence of a random chunk has no
-    labels: it cannot be predicted, so its gradient would be noise.
+    Returns the row, shape (length + 1,), and its labels, shape (length,). The first occurrence of a random
+    chunk has no labels: it cannot be predicted, so its gradient would be noise.
     """
     size = int(rng.integers(8, 91))
     is_random = rng.random() < 5 / 8
@@ -163,14 +167,14 @@ def repeat_row(
 
 
 def learning_rate_factor(progress: float, warmup: float, decay: float) -> float:
-    """Warm-up from 0 to 1, constant 1, linear to 0; ``progress``, ``warmup`` and ``decay`` are fractions of the budget."""
+    """Warm-up from 0 to 1, constant 1, linear to 0; all three arguments are fractions of the budget."""
     if progress < warmup:
         return progress / warmup
     return min(1.0, max(0.0, 1.0 - progress) / decay)
 
 
 def make_optimizers(model: GPT2LMHeadModel, args: argparse.Namespace) -> list[torch.optim.Optimizer]:
-    """One Muon per block for its matrices (so that workers can share the steps) and one AdamW for the rest."""
+    """One Muon per block for its matrices (so that workers share the steps) and one AdamW for the rest."""
     optimizers: list[torch.optim.Optimizer] = []
     taken = set()
     for block in model.transformer.h:
@@ -183,7 +187,10 @@ def make_optimizers(model: GPT2LMHeadModel, args: argparse.Namespace) -> list[to
         )
     rest = [parameter for parameter in model.parameters() if id(parameter) not in taken]
     groups = [
-        {"params": [parameter for parameter in rest if parameter.ndim == 2], "weight_decay": args.adamw_weight_decay},
+        {
+            "params": [parameter for parameter in rest if parameter.ndim == 2],
+            "weight_decay": args.adamw_weight_decay,
+        },
         {"params": [parameter for parameter in rest if parameter.ndim < 2], "weight_decay": 0.0},
     ]
     optimizers.append(torch.optim.AdamW(groups, lr=args.adamw_lr, betas=(0.9, 0.98), fused=True))
@@ -193,11 +200,15 @@ def make_optimizers(model: GPT2LMHeadModel, args: argparse.Namespace) -> list[to
     return optimizers
 
 
-def summed_loss(model: GPT2LMHeadModel, rows: torch.Tensor, labels: torch.Tensor, autocast: bool) -> torch.Tensor:
+def summed_loss(
+    model: GPT2LMHeadModel, rows: torch.Tensor, labels: torch.Tensor, autocast: bool
+) -> torch.Tensor:
     """Sum of the loss in nats over the labelled positions; ``rows`` and ``labels`` are (rows, length)."""
     with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         logits = model(input_ids=rows, use_cache=False).logits
-    return F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORED, reduction="sum")
+    return F.cross_entropy(
+        logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORED, reduction="sum"
+    )
 
 
 def mean_loss(
@@ -248,26 +259,48 @@ def export(model: GPT2LMHeadModel, tokenizer: GPT2Tokenizer, folder: Path) -> No
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        description="Train a small GPT-2 on a folder of plain-text stories. Run the same command again to resume.",
+        description="Train a small GPT-2 on a folder of stories. Run the same command again to resume.",
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     parser.add_argument("--text", type=Path, required=True, help="folder with one .txt file per book")
-    parser.add_argument("--out", type=Path, required=True, help="folder for checkpoint.pt, log.jsonl and model/")
-    parser.add_argument("--minutes", type=float, default=120.0, help="training time in all, over all sittings")
-    parser.add_argument("--decay", type=float, default=0.35, help="last part of the time, rate falling to zero")
-    parser.add_argument("--warmup", type=float, default=0.015, help="first part of the time, rate rising from zero")
+    parser.add_argument(
+        "--out", type=Path, required=True, help="folder for checkpoint.pt, log.jsonl and model/"
+    )
+    parser.add_argument(
+        "--minutes", type=float, default=120.0, help="training time in all, over all sittings"
+    )
+    parser.add_argument(
+        "--decay", type=float, default=0.35, help="last part of the time, rate falling to zero"
+    )
+    parser.add_argument(
+        "--warmup", type=float, default=0.015, help="first part of the time, rate rising from zero"
+    )
     parser.add_argument("--batch", type=int, default=32, help="rows in a step")
     parser.add_argument("--piece", type=int, default=4, help="rows a worker takes at a time; divides --batch")
     parser.add_argument("--workers", type=int, default=2, help="single-threaded workers")
-    parser.add_argument("--muon-lr", type=float, default=4e-3, help="Muon's rate, scaled to the size of AdamW's updates")
+    parser.add_argument(
+        "--muon-lr", type=float, default=4e-3, help="Muon's rate, scaled to the size of AdamW's updates"
+    )
     parser.add_argument("--muon-weight-decay", type=float, default=0.2, help="Muon's decoupled weight decay")
     parser.add_argument("--adamw-lr", type=float, default=2e-3, help="AdamW's rate")
-    parser.add_argument("--adamw-weight-decay", type=float, default=0.1, help="AdamW's weight decay on the embeddings")
-    parser.add_argument("--dropout", type=float, default=0.1, help="dropout on the embeddings and the residual branches")
-    parser.add_argument("--repeats", type=float, default=0.25, help="share of rows that repeat a chunk, until it is learnt")
-    parser.add_argument("--repeats-after", type=float, default=0.0625, help="that share once the copy is learnt")
-    parser.add_argument("--learnt", type=float, default=0.05, help="loss on a repeated half, in nats, that counts as learnt")
-    parser.add_argument("--held-out", type=float, default=0.02, help="last part of each book, never trained on")
+    parser.add_argument(
+        "--adamw-weight-decay", type=float, default=0.1, help="AdamW's weight decay on the embeddings"
+    )
+    parser.add_argument(
+        "--dropout", type=float, default=0.1, help="dropout on the embeddings and the residual branches"
+    )
+    parser.add_argument(
+        "--repeats", type=float, default=0.25, help="share of rows that repeat a chunk, until it is learnt"
+    )
+    parser.add_argument(
+        "--repeats-after", type=float, default=0.0625, help="that share once the copy is learnt"
+    )
+    parser.add_argument(
+        "--learnt", type=float, default=0.05, help="loss on a repeated half, in nats, that counts as learnt"
+    )
+    parser.add_argument(
+        "--held-out", type=float, default=0.02, help="last part of each book, never trained on"
+    )
     parser.add_argument("--vocab", type=int, default=4096, help="entries of the tokenizer")
     parser.add_argument("--length", type=int, default=256, help="positions")
     parser.add_argument("--layers", type=int, default=6, help="blocks")
@@ -277,8 +310,12 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--save-every", type=int, default=500, help="steps between checkpoints")
     parser.add_argument("--seed", type=int, default=0, help="seed of the weights, the rows and the dropout")
     parser.add_argument("--init-from", type=Path, help="folder of a model to start from, with its tokenizer")
-    parser.add_argument("--no-compile", action="store_true", help="leave out torch.compile (it needs a C++ compiler)")
-    parser.add_argument("--no-autocast", action="store_true", help="stay in float32 (for CPUs without bfloat16)")
+    parser.add_argument(
+        "--no-compile", action="store_true", help="leave out torch.compile (it needs a C++ compiler)"
+    )
+    parser.add_argument(
+        "--no-autocast", action="store_true", help="stay in float32 (for CPUs without bfloat16)"
+    )
     args = parser.parse_args()
     if args.batch % args.piece:
         parser.error("--piece must divide --batch")
@@ -286,7 +323,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def new_model(args: argparse.Namespace, end_of_text: int) -> GPT2LMHeadModel:
-    """The model, from nothing or from ``--init-from``, in float32, with its dropout replaced by ``RowDropout``."""
+    """The model, from nothing or from ``--init-from``, in float32, with ``RowDropout`` for its dropout."""
     dropout = {"attn_pdrop": 0.0, "resid_pdrop": args.dropout, "embd_pdrop": args.dropout}
     if args.init_from:
         model = GPT2LMHeadModel.from_pretrained(args.init_from, dtype=torch.float32, **dropout)
@@ -345,7 +382,8 @@ def main() -> None:
         step, tokens, elapsed, learnt = (saved[key] for key in ("step", "tokens", "elapsed", "learnt"))
         position = tuple(saved["position"])
     train_tokens = sum(len(book.train) for book in books)
-    print(f"{len(books)} books, {train_tokens:,} tokens, {sum(p.numel() for p in parameters):,} parameters, step {step}")
+    size = sum(parameter.numel() for parameter in parameters)
+    print(f"{len(books)} books, {train_tokens:,} tokens, {size:,} parameters, step {step}")
 
     autocast = not args.no_autocast
     held_out = torch.from_numpy(held_out_rows(books, args.length))
@@ -395,7 +433,10 @@ def main() -> None:
     recent_times: list[float] = []
     recent_losses: list[float] = []
     bar = tqdm(total=round(budget), initial=round(elapsed), unit="s", mininterval=5)
-    with ThreadPoolExecutor(args.workers) as pool, (args.out / "log.jsonl").open("a", encoding="utf-8") as log:
+    with (
+        ThreadPoolExecutor(args.workers) as pool,
+        (args.out / "log.jsonl").open("a", encoding="utf-8") as log,
+    ):
         piece_gradient((held_out[: args.piece, :-1].contiguous(), held_out[: args.piece, 1:].contiguous()))
         last = time.monotonic()
         while elapsed < budget and not stopped:
