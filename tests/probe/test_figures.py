@@ -1,0 +1,326 @@
+"""Figures: what is drawn is the numbers, at their places, under the labels as typed."""
+
+from __future__ import annotations
+
+import io
+import warnings
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
+from xml.etree import ElementTree
+
+import matplotlib
+import numpy as np
+import pytest
+import torch
+from matplotlib import _pylab_helpers
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import LogNorm
+from matplotlib.figure import Figure
+from matplotlib.image import imread
+from matplotlib.text import Text
+
+import probe
+from probe import figures
+from probe.capture import encode_for
+from probe.figures import draw_comparison, draw_errors, draw_head, draw_masks, figure_bytes, save_figure
+from probe.words import Words, group_words, single_tokens
+
+REPEATED = "the cat and the dog and the cat"
+
+
+@pytest.fixture(autouse=True)
+def warnings_are_errors() -> Iterator[None]:
+    """A character that matplotlib draws as a box is a warning, and so fails the test."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        yield
+
+
+def maps(figure: Figure) -> list[Any]:
+    """The axes that hold a heatmap, left to right; colour bars have none."""
+    return [axes for axes in figure.axes if axes.images]
+
+
+def texts(figure: Figure) -> list[str]:
+    return [text.get_text() for text in figure.findobj(Text) if text.get_text()]
+
+
+def caption(figure: Figure) -> str:
+    return " ".join(" ".join(texts(figure)).split())
+
+
+def labels(axis: Any) -> list[str]:
+    return [text.get_text() for text in axis.get_ticklabels()]
+
+
+def run_of(labels: tuple[str, ...], weights: torch.Tensor | None = None) -> probe.Run:
+    """A run with made-up tokens and weights, of one layer with one head."""
+    size = len(labels)
+    return probe.Run(
+        model_name="made-up", source="here", text="", tokens=labels, spans=None, special=(False,) * size,
+        truncated=None, num_layers=1, num_heads=1,
+        maps={(0, 0): torch.full((size, size), 1 / size) if weights is None else weights},
+    )  # fmt: skip
+
+
+def test_repeated_words_keep_their_rows_and_columns(gpt2: probe.Model) -> None:
+    run = probe.attend(gpt2, REPEATED, [(1, 2)])
+    figure = draw_head(run, 1, 2)
+    (axes,) = maps(figure)
+    drawn = axes.images[0].get_array()
+    assert drawn.shape == (len(run.tokens), len(run.tokens))
+    assert np.array_equal(np.ma.getdata(drawn), run.weights(1, 2).double().numpy())
+    assert labels(axes.xaxis) == labels(axes.yaxis) == list(run.tokens)
+    assert list(axes.get_xticks()) == list(axes.get_yticks()) == list(range(len(run.tokens)))
+    assert (axes.get_ylabel(), axes.get_xlabel()) == ("query", "key")
+    # Row 0 at the top, column 0 at the left.
+    assert axes.get_ylim()[0] > axes.get_ylim()[1] and axes.get_xlim()[0] < axes.get_xlim()[1]
+    assert axes.images[0].get_clim() == (0.0, 1.0)
+    assert "gpt2-stories (bundled), layer 1, head 2" in texts(figure)
+
+
+def test_a_cell_has_the_colour_of_its_weight() -> None:
+    weights = torch.tensor([[1.0, 0.0], [0.25, 0.75]])
+    figure = draw_head(run_of(("a", "b"), weights), 0, 0)
+    picture = imread(io.BytesIO(figure_bytes(figure)))
+    (axes,) = maps(figure)
+    height = picture.shape[0]
+    for (query, key), weight in np.ndenumerate(weights.numpy()):
+        x, y = axes.transData.transform((key, query))
+        expected = matplotlib.colormaps["YlGnBu"](float(weight))
+        np.testing.assert_allclose(picture[height - 1 - int(y), int(x)], expected, atol=0.01)
+
+
+def test_the_comparison_shows_both_sides_and_their_difference(gpt2: probe.Model) -> None:
+    comparison = probe.compare(gpt2, REPEATED)
+    figure = draw_comparison(comparison, 2, 3)
+    ours, theirs, difference = maps(figure)
+    future = np.triu(np.ones((8, 8), dtype=bool), 1)
+    assert [axes.get_xlabel() for axes in (ours, theirs, difference)] == ["key"] * 3
+    for axes, side in ((ours, comparison.from_scratch(2, 3)), (theirs, comparison.from_model(2, 3))):
+        drawn = axes.images[0].get_array()
+        assert np.array_equal(drawn.mask, future)
+        assert np.array_equal(drawn.data, side.double().numpy())
+    error = (comparison.from_scratch(2, 3) - comparison.from_model(2, 3)).abs().double().numpy()
+    zeros, coloured = (image.get_array() for image in difference.images)
+    assert np.array_equal(~zeros.mask, (error == 0) & ~future)
+    assert np.array_equal(~coloured.mask, error > 0)
+    scale = difference.images[1].norm
+    assert isinstance(scale, LogNorm) and scale.vmin <= error[error > 0].min() and scale.vmax >= error.max()
+    legend = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert legend == ["forbidden by the mask", "exactly 0"]
+    assert "the two agree" in caption(figure)
+
+
+def test_a_bidirectional_model_has_nothing_masked(bert: probe.Model) -> None:
+    figure = draw_comparison(probe.compare(bert, REPEATED), 0, 0)
+    assert not np.ma.getmaskarray(maps(figure)[0].images[0].get_array()).any()
+    assert "forbidden" not in caption(figure)
+
+
+def test_words_and_hidden_special_tokens(bert: probe.Model) -> None:
+    text = "Unbelievably, begonias"
+    run, encoding = probe.attend(bert, text, [(3, 1)]), encode_for(bert, text)
+    words = group_words(encoding).without_special()
+    figure = draw_head(run, 3, 1, words)
+    (axes,) = maps(figure)
+    assert labels(axes.yaxis) == ["Unbelievably", ",", "begonias"]
+    pieces = [list(range(start, end)) for start, end in words.pieces]
+    weights = run.weights(3, 1).double()
+    expected = [[float(weights[rows][:, columns].sum(1).mean()) for columns in pieces] for rows in pieces]
+    np.testing.assert_allclose(axes.images[0].get_array().data, expected, atol=1e-6)
+    assert "summed over a key word's pieces" in caption(figure) and "sum to less than 1" in caption(figure)
+    assert "pieces" not in caption(draw_head(run, 3, 1))
+
+
+def test_words_of_a_causal_model_are_masked_as_wholes(gpt2: probe.Model) -> None:
+    text = "Unbelievably, begonias"
+    words = group_words(encode_for(gpt2, text))
+    ours = maps(draw_comparison(probe.compare(gpt2, text), 0, 0, words))[0]
+    assert np.array_equal(ours.images[0].get_array().mask, np.triu(np.ones((3, 3), dtype=bool), 1))
+
+
+def test_both_masks_side_by_side(gpt2: probe.Model) -> None:
+    masks = probe.compare_masks(gpt2, REPEATED, 1, 1)
+    figure = draw_masks(masks)
+    causal, bidirectional = maps(figure)
+    assert np.array_equal(causal.images[0].get_array().data, masks.causal.double().numpy())
+    assert np.array_equal(bidirectional.images[0].get_array().data, masks.bidirectional.double().numpy())
+    assert not np.ma.getmaskarray(bidirectional.images[0].get_array()).any()
+    assert masks.labels["causal"] in caption(figure) and masks.summary in caption(figure)
+
+
+def test_errors_of_all_heads_with_the_failed_ones_crossed(bert: probe.Model) -> None:
+    report = probe.verify(bert, "The cat sat.")
+    heads = list(report.heads)
+    heads[13] = replace(heads[13], max_abs_error=0.5, passed=False)
+    heads[-1] = replace(heads[-1], max_abs_error=float("nan"), passed=False)
+    figure = draw_errors(replace(report, heads=tuple(heads), passed=False))
+    (axes,) = maps(figure)
+    drawn = axes.images[-1].get_array()
+    assert drawn.shape == (6, 12) and (axes.get_ylabel(), axes.get_xlabel()) == ("layer", "head")
+    assert drawn[1, 1] == 0.5 and drawn.mask[5, 11]
+    assert drawn[3, 4] == report.heads[40].max_abs_error
+    assert axes.collections[0].get_offsets().tolist() == [[1.0, 1.0], [11.0, 5.0]]  # (head, layer)
+    assert [text.get_text() for text in figure.legends[0].get_texts()][-1] == "did not pass"
+    assert "do NOT agree" in caption(figure)
+    assert not maps(draw_errors(report))[0].collections
+
+
+def test_a_weight_that_is_not_a_number_is_crossed() -> None:
+    figure = draw_head(run_of(("a", "b"), torch.tensor([[1.0, 0.0], [float("nan"), 1.0]])), 0, 0)
+    (axes,) = maps(figure)
+    assert axes.collections[0].get_offsets().tolist() == [[0.0, 1.0]]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["not a number"]
+
+
+def test_equal_sides_have_no_colour_scale_to_fail_on(gpt2: probe.Model) -> None:
+    comparison = probe.compare(gpt2, "The cat sat.")
+    same = replace(comparison, recomputed=tuple(seen.weights for seen in comparison.recording.layers))
+    difference = maps(draw_comparison(same, 0, 0))[2]
+    assert difference.images[1].get_array().mask.all()
+
+
+@pytest.mark.parametrize("count", [1, 2, 30, 120, 300])
+def test_labels_never_overlap(count: int) -> None:
+    tokens = tuple(f"token{position}" for position in range(count))
+    figure = draw_head(run_of(tokens), 0, 0)
+    (axes,) = maps(figure)
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    renderer = canvas.get_renderer()
+    for axis, low, high in ((axes.xaxis, "x0", "x1"), (axes.yaxis, "y0", "y1")):
+        boxes = [text.get_window_extent(renderer) for text in axis.get_ticklabels()]
+        ranges = sorted((getattr(box, low), getattr(box, high)) for box in boxes)
+        assert all(left[1] <= right[0] for left, right in pairwise(ranges))
+    assert labels(axes.xaxis) == [tokens[int(position)] for position in axes.get_xticks()]
+    assert ("is labelled" in caption(figure)) == (len(axes.get_xticks()) < count) == (count >= 120)
+    size = figure.get_window_extent(renderer)
+    for text in figure.findobj(Text):
+        box = text.get_window_extent(renderer)
+        assert not text.get_text() or (size.x0 <= box.x0 and box.x1 <= size.x1), text.get_text()
+        assert not text.get_text() or (size.y0 <= box.y0 and box.y1 <= size.y1), text.get_text()
+
+
+def test_long_labels_are_cut_and_the_figure_says_so() -> None:
+    figure = draw_head(run_of(("a" * 40, "b")), 0, 0)
+    assert labels(maps(figure)[0].yaxis) == ["a" * 17 + "…", "b"]
+    assert "Long labels are cut." in caption(figure)
+    assert "Long labels" not in caption(draw_head(run_of(("a" * 18, "b")), 0, 0))
+
+
+def test_no_text_is_mathematics() -> None:
+    tokens = ("$x$", r"$\frac", "$", r"a\$b", "x_1^2", "%")
+    figure = draw_head(run_of(tokens), 0, 0)
+    assert labels(maps(figure)[0].yaxis) == list(tokens)
+    for format in ("png", "svg", "pdf"):
+        figure_bytes(figure, format)  # r"$\frac" read as mathematics would be an error
+    assert not any(text.get_parse_math() for text in figure.findobj(Text) if "$" in text.get_text())
+
+
+CHINESE = ("中文", "句子", "注意力")
+
+
+def test_chinese_is_drawn_or_the_figure_names_the_font() -> None:
+    figure = draw_head(run_of(CHINESE), 0, 0)
+    shown = labels(maps(figure)[0].yaxis)
+    figure_bytes(figure)  # warnings are errors here, and a box would be a warning
+    if shown != list(CHINESE):
+        assert shown[0] == "U+4E2D U+6587" and "install Noto Sans CJK" in caption(figure)
+
+
+@pytest.mark.parametrize(
+    ("token", "shown", "font"),
+    [
+        ("中文", "U+4E2D U+6587", "Noto Sans CJK"),
+        ("a\U0001f642", "a U+1F642", "Noto Emoji"),
+        ("न", "U+0928", "Noto Sans Devanagari"),
+        ("\U00010330", "U+10330", "Noto Sans Gothic"),
+        ("\u2400", "U+2400", "Noto Sans Symbols 2"),
+    ],
+)
+def test_what_no_font_can_draw_is_written_as_code_points(
+    token: str, shown: str, font: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    only = [entry for entry in figures.fontManager.ttflist if entry.name in {"DejaVu Sans", "STIXGeneral"}]
+    monkeypatch.setattr(
+        figures, "fontManager", SimpleNamespace(ttflist=only, findfont=figures.fontManager.findfont)
+    )
+    monkeypatch.setattr(figures, "_family", figures._family.__wrapped__)
+    figure = draw_head(run_of((token, "b")), 0, 0)
+    assert labels(maps(figure)[0].yaxis) == [shown, "b"]
+    assert "No font installed here can draw U+" in caption(figure) and f"install {font}" in caption(figure)
+    figure_bytes(figure)
+
+
+def test_one_truth_about_which_characters_a_font_has() -> None:
+    """The drawn ink agrees: no two of these look alike, as boxes would."""
+    drawable = [
+        token for token in ("é", "Ж", "λ", "א", "␣", "中", "文") if figures._Lettering([token]).missing == []
+    ]
+    assert {"é", "Ж", "λ"} <= set(drawable)
+    pictures = set()
+    for token in drawable:
+        figure = Figure(figsize=(1, 1))
+        figure.text(0.3, 0.3, token, fontsize=30, fontfamily=figures._Lettering([token]).families)
+        pictures.add(figure_bytes(figure))
+    assert len(pictures) == len(drawable)
+
+
+def test_odd_names_end_up_as_text() -> None:
+    name = "</svg><script>alert(1)</script> & \x0c\ud800\n\u202e"
+    run = replace(run_of(("<img onerror=x>", "-->", "]]>")), model_name=name)
+    figure = draw_head(run, 0, 0)
+    root = ElementTree.fromstring(figure_bytes(figure, "svg"))
+    assert not [element for element in root.iter() if element.tag.endswith(("script", "img"))]
+    assert "U+000C" in caption(figure) and "U+D800" in caption(figure) and "U+202E" in caption(figure)
+    figure_bytes(figure, "png"), figure_bytes(figure, "pdf")
+
+
+def test_files(tmp_path: Any) -> None:
+    figure = draw_head(run_of(("中", "a")), 0, 0)
+    png, svg, pdf = (figure_bytes(figure, format) for format in ("png", "svg", "pdf"))
+    width, height = figure.get_size_inches() * figure.dpi
+    assert imread(io.BytesIO(png)).shape[:2] == (int(height), int(width))
+    assert svg.startswith(b"<?xml") and b"made-up (here), layer 0, head 0" in svg and pdf.startswith(b"%PDF")
+    assert save_figure(figure, tmp_path / "map.PNG").read_bytes() == png
+    with pytest.raises(probe.ProbeError, match="png, svg, pdf, not as 'gif'"):
+        save_figure(figure, tmp_path / "map.gif")
+    with pytest.raises(probe.ProbeError, match="can't be written"):
+        save_figure(figure, tmp_path / "no" / "map.png")
+
+
+def test_a_long_text_keeps_a_pixel_for_every_cell() -> None:
+    size = 1600
+    weights = torch.zeros(size, size)
+    weights[7, 1234] = 1.0
+    figure = draw_head(run_of(("a",) * size, weights), 0, 0)
+    picture = imread(io.BytesIO(figure_bytes(figure)))
+    dark = np.isclose(picture, matplotlib.colormaps["YlGnBu"](1.0), atol=0.01).all(-1)
+    (axes,) = maps(figure)
+    box = axes.get_window_extent()
+    inside = dark[:, int(box.x0) + 2 : int(box.x1) - 2]
+    assert inside.any()
+
+
+def test_figures_are_drawn_the_same_by_many_threads_at_once(gpt2: probe.Model) -> None:
+    run = probe.attend(gpt2, REPEATED)
+    heads = [(layer, head) for layer in range(2) for head in range(2)]
+    alone = [figure_bytes(draw_head(run, *pair)) for pair in heads]
+    with ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(lambda pair: figure_bytes(draw_head(run, *pair)), heads * 2))
+    assert together == alone * 2
+    assert _pylab_helpers.Gcf.get_num_fig_managers() == 0
+
+
+def test_maps_of_other_texts_and_heads_are_refused(gpt2: probe.Model) -> None:
+    run = probe.attend(gpt2, REPEATED, [(0, 0)])
+    with pytest.raises(probe.ProbeError, match="is not in this run"):
+        draw_head(run, 0, 1)
+    other: Words = single_tokens(probe.attend(gpt2, "another text", [(0, 0)]))
+    with pytest.raises(probe.ProbeError, match="take both from the same text"):
+        draw_head(run, 0, 0, other)
