@@ -4,6 +4,7 @@
 >>> print(probe.verify("gpt2", "The cat sat on the mat.").verdict)  # doctest: +SKIP
 """
 
+from probe.ablation import Ablation, Ranking, ablate, rank_heads
 from probe.capture import Run, attend
 from probe.comparison import Comparison, compare
 from probe.errors import ProbeError
@@ -18,6 +19,7 @@ from probe.words import Words, group_words, single_tokens
 __version__ = "0.1.0"
 
 __all__ = [
+    "Ablation",
     "Cell",
     "Comparison",
     "FromScratchRun",
@@ -27,16 +29,19 @@ __all__ = [
     "Model",
     "Prediction",
     "ProbeError",
+    "Ranking",
     "Report",
     "Run",
     "Trace",
     "Words",
+    "ablate",
     "attend",
     "compare",
     "compare_masks",
     "group_words",
     "load",
     "predict",
+    "rank_heads",
     "run_from_scratch",
     "single_tokens",
     "trace",

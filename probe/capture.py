@@ -189,7 +189,7 @@ def attend(
     tensor(1.)
     """
     model = resolve(model)
-    wanted = _check_heads(model, heads)
+    wanted = check_heads(model, heads)
     encodings = encode_all(model, text_or_texts, truncate=truncate)
     kept = len([pair for layer in wanted.values() for pair in layer])
     maps: list[dict[tuple[int, int], Tensor]] = [{} for _ in encodings]
@@ -268,7 +268,7 @@ def _memory_explained(model: Model, inputs: dict[str, Any]) -> Iterator[None]:
         ) from None
 
 
-def _check_heads(model: Model, heads: Sequence[tuple[int, int] | int] | None) -> dict[int, list[int]]:
+def check_heads(model: Model, heads: Sequence[tuple[int, int] | int] | None) -> dict[int, list[int]]:
     """The heads to keep, by layer."""
     if heads is None:
         heads = range(model.num_layers)

@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from torch import Tensor
+
 from attention import softmax
 from probe.capture import Recording, encode_for, record
 from probe.errors import ProbeError
 from probe.models import Model, resolve
-from probe.tokens import Text, visible
+from probe.tokens import Encoding, Text, visible
 
 
 @dataclass(frozen=True)
@@ -55,29 +57,26 @@ def predict(model: Model | str, text: Text, k: int = 5, *, truncate: bool = Fals
 
 
 def predictions_of(recording: Recording, k: int = 5) -> tuple[Prediction, ...]:
-    """``predict`` for a run of one text that kept its logits; empty where there is nothing to predict."""
+    """``predict`` for a run of a single text that kept its logits; empty where nothing is to predict."""
     if recording.logits is None:
         return ()
     model, (encoding,) = recording.model, recording.encodings
-    if recording.causal:
-        places = [(len(encoding) - 1, len(encoding))]
-    else:
-        places = [
-            (i, i) for i, token_id in enumerate(encoding.ids) if token_id == model.tokenizer.mask_token_id
-        ]
-    predictions = []
-    for row, position in places:
-        probabilities, ids = softmax(recording.logits[0, row].double()).topk(
-            min(k, recording.logits.shape[-1])
-        )
-        texts = [model.tokenizer.decode([token_id]) for token_id in ids.tolist()]
-        predictions.append(
-            Prediction(
-                position,
-                tuple(
-                    (visible(str(text)), value)
-                    for text, value in zip(texts, probabilities.tolist(), strict=True)
-                ),
-            )
-        )
-    return tuple(predictions)
+    return tuple(
+        prediction_at(model, row + int(model.causal), recording.logits[0, row], k)
+        for row in predicted_rows(model, encoding)
+    )
+
+
+def predicted_rows(model: Model, encoding: Encoding) -> list[int]:
+    """The positions whose logits predict a word: the last one, or those of the mask token."""
+    if model.causal:
+        return [len(encoding) - 1]
+    mask = model.tokenizer.mask_token_id
+    return [position for position, token_id in enumerate(encoding.ids) if token_id == mask]
+
+
+def prediction_at(model: Model, position: int, logits: Tensor, k: int = 5) -> Prediction:
+    """The likeliest words at one place, from its logits: (vocabulary,)."""
+    probabilities, ids = softmax(logits.double()).topk(min(k, len(logits)))
+    texts = [visible(str(model.tokenizer.decode([token_id]))) for token_id in ids.tolist()]
+    return Prediction(position, tuple(zip(texts, probabilities.tolist(), strict=True)))

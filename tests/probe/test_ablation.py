@@ -1,0 +1,152 @@
+"""Heads switched off or given the other mask, against networks changed by hand and run by transformers alone."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+import probe
+from probe import Model, ProbeError
+from probe.capture import batch_inputs, encode_for
+
+TEXT = "The little girl went to the garden, and the little girl went to the"
+
+
+def outputs(model: Model, text: str, network: torch.nn.Module | None = None) -> tuple[Tensor, Tensor | None]:
+    """Last hidden states (T, d_model) and logits (T, vocabulary) by plain transformers, without any hook of ours."""
+    hf = network if network is not None else model.hf
+    inputs, _ = batch_inputs(model, [encode_for(model, text)])
+    with torch.no_grad():
+        result = hf(**inputs, output_hidden_states=True)
+    return result.hidden_states[-1][0], result.logits[0] if "logits" in result else None
+
+
+@pytest.fixture(params=["bert", "gpt2"])
+def model(request: pytest.FixtureRequest) -> Iterator[Model]:
+    yield request.getfixturevalue(request.param)
+
+
+@pytest.mark.parametrize("heads", [[(0, 0)], [(2, 3), (2, 5), (4, 1)]])
+def test_switched_off_equals_output_columns_of_zeros(model: Model, heads: list[tuple[int, int]]) -> None:
+    network = copy.deepcopy(model.hf)
+    for layer, head in heads:
+        output = model.family.sites(network)[layer].output.module
+        columns = slice(head * model.head_dim, (head + 1) * model.head_dim)
+        with torch.no_grad():
+            # GPT-2 stores (in, out), BERT (out, in).
+            (output.weight[columns] if model.causal else output.weight[:, columns]).zero_()
+    before, after = outputs(model, TEXT), outputs(model, TEXT, network)
+
+    ablation = probe.ablate(model, TEXT, heads)
+
+    moved = (after[0] - before[0]).norm(dim=-1) / before[0].norm(dim=-1)
+    assert torch.allclose(ablation.hidden_change, moved.double(), rtol=1e-3, atol=1e-5)
+    assert ablation.hidden_change.max() > 1e-3
+    if model.causal:
+        assert before[1] is not None and after[1] is not None
+        old, new = before[1][-1].double(), after[1][-1].double()
+        assert ablation.logit_change == pytest.approx(float((new - old).abs().max()), rel=1e-4)
+        (change,) = ablation.changes
+        assert change.position == len(ablation.tokens)
+        assert change.probability_before == pytest.approx(float(old.softmax(-1).max()), rel=1e-4)
+        assert change.probability_after == pytest.approx(float(new.softmax(-1)[old.argmax()]), rel=1e-4)
+        expected = torch.nn.functional.kl_div(
+            new.log_softmax(-1), old.log_softmax(-1), log_target=True, reduction="sum"
+        )
+        assert change.divergence == pytest.approx(float(expected), rel=1e-3)
+    else:
+        assert ablation.changes == () and ablation.logit_change is None
+
+
+def test_mean_is_the_mean_over_the_tokens(model: Model) -> None:
+    layer, head = 3, 1
+    columns = slice(head * model.head_dim, (head + 1) * model.head_dim)
+    network = copy.deepcopy(model.hf)
+
+    def average(module: torch.nn.Module, args: tuple[Tensor]) -> tuple[Tensor]:
+        contexts = args[0].clone()
+        contexts[0, :, columns] = contexts[0, :, columns].sum(0) / contexts.shape[1]
+        return (contexts,)
+
+    model.family.sites(network)[layer].output.module.register_forward_pre_hook(average)
+    before, after = outputs(model, TEXT)[0], outputs(model, TEXT, network)[0]
+    ablation = probe.ablate(model, TEXT, [(layer, head)], "mean")
+    moved = (after - before).norm(dim=-1) / before.norm(dim=-1)
+    assert torch.allclose(ablation.hidden_change, moved.double(), rtol=1e-3, atol=1e-5)
+
+
+def test_all_heads_under_the_other_mask_equal_the_network_given_that_mask(model: Model) -> None:
+    inputs, _ = batch_inputs(model, [encode_for(model, TEXT)])
+    length = inputs["input_ids"].shape[1]
+    other = torch.zeros(length, length)
+    if not model.causal:
+        other = other.masked_fill(torch.ones(length, length).triu(1).bool(), -torch.inf)
+    with torch.no_grad():
+        before = model.hf.base_model(**inputs).last_hidden_state[0]
+        after = model.hf.base_model(**{**inputs, "attention_mask": other[None, None]}).last_hidden_state[0]
+    ablation = probe.ablate(model, TEXT, range(model.num_layers), "other mask")
+    moved = (after - before).norm(dim=-1) / before.norm(dim=-1)
+    assert torch.allclose(ablation.hidden_change, moved.double(), rtol=1e-3, atol=1e-4)
+    assert moved.max() > 0.1
+
+
+def test_the_network_is_as_it_was_afterwards(gpt2: Model) -> None:
+    before = outputs(gpt2, TEXT)
+    probe.ablate(gpt2, TEXT, [0, 1], "other mask")
+    assert torch.equal(before[0], outputs(gpt2, TEXT)[0])
+
+
+def test_ranking_has_every_head_once_and_the_largest_effect_first(gpt2: Model) -> None:
+    seen: list[tuple[int, int]] = []
+    ranking = probe.rank_heads(
+        gpt2, "The cat sat on", progress=lambda done, total: seen.append((done, total))
+    )
+    places = [ablation.heads[0] for ablation in ranking.ablations]
+    assert sorted(places) == [(layer, head) for layer in range(6) for head in range(6)]
+    effects = [ablation.effect for ablation in ranking.ablations]
+    assert effects == sorted(effects, reverse=True)
+    assert seen == [(n, 36) for n in range(1, 37)]
+    alone = probe.ablate(gpt2, "The cat sat on", [places[0]])
+    assert alone.effect == pytest.approx(effects[0])
+
+
+def test_a_mask_token_is_what_changes_in_a_masked_language_model(tiny_bert_with_words: Model) -> None:
+    ablation = probe.ablate(tiny_bert_with_words, "The [MASK] sat on the [MASK].", [(0, 0)])
+    tokens = ablation.tokens
+    assert [tokens[change.position] for change in ablation.changes] == ["[MASK]", "[MASK]"]
+    assert all(change.divergence > 0 for change in ablation.changes)
+
+
+@pytest.fixture(scope="module")
+def tiny_bert_with_words() -> Model:
+    from transformers import AutoTokenizer, BertConfig, BertForMaskedLM
+
+    import tiny
+
+    torch.manual_seed(0)
+    config = BertConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48)
+    network = BertForMaskedLM(config).eval()
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.mul_(8.0)
+    return probe.load(network, tokenizer=AutoTokenizer.from_pretrained(tiny.minilm_folder()))
+
+
+@pytest.mark.parametrize(
+    ("heads", "how", "says"),
+    [
+        ([(6, 0)], "zero", "0 to 5"),
+        ([(0, 6)], "zero", "0 to 5"),
+        ([], "zero", "empty"),
+        ([0], "half", "'mean'"),
+    ],
+)
+def test_what_cannot_be_changed_is_refused(
+    gpt2: Model, heads: list[tuple[int, int]], how: str, says: str
+) -> None:
+    with pytest.raises(ProbeError, match=says):
+        probe.ablate(gpt2, "The cat", heads, how)  # type: ignore[arg-type]
