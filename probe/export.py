@@ -1,0 +1,92 @@
+"""Maps as CSV files that spreadsheets and programs read alike.
+
+UTF-8 with a byte order mark, as Excel wants it, lines ended as RFC 4180 says. The first row names the keys
+and the first column the queries, as ``[position] token``: a cell that begins with a bracket is never taken for
+a formula, a date or a fraction. All other cells are numbers with all their digits.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import unicodedata
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from torch import Tensor
+
+from probe.errors import ProbeError
+from probe.tokens import visible
+from probe.words import Words
+
+CORNER = "query \\ key"
+
+
+def map_csv(weights: Tensor, shown: Words) -> bytes:
+    """One map as the content of a CSV file: a row for each query, a column for each key.
+
+    Parameters
+    ----------
+    weights : (T, T) [query, key] over the tokens, weights or differences.
+    shown : tokens or words: ``single_tokens(run)``, ``group_words(encoding)``.
+
+    Raises
+    ------
+    ProbeError
+        If the map isn't one of that text.
+
+    Notes
+    -----
+    ``float(cell)`` is the weight to the last bit. A number that isn't finite is written as nan or inf.
+    """
+    names = [f"[{index}] {label}" for index, label in zip(shown.index, shown.labels, strict=True)]
+    rows = shown.weights(weights).tolist()
+    return table_csv([CORNER, *names], ([name, *row] for name, row in zip(names, rows, strict=True)))
+
+
+def table_csv(header: Sequence[str], rows: Iterable[Sequence[str | float | int | bool | None]]) -> bytes:
+    """Any table as the content of a CSV file.
+
+    Text cells hold no line breaks and never start a formula; None becomes an empty cell; numbers keep all
+    their digits.
+
+    Raises
+    ------
+    ValueError
+        If a row is not as long as the header.
+    """
+    buffer = io.StringIO()
+    writer = csv.writer(buffer)
+    for row in (header, *rows):
+        if len(row) != len(header):
+            raise ValueError(f"a row of {len(row)} cells under a header of {len(header)}: {list(row)!r}")
+        writer.writerow([_cell(value) for value in row])
+    # A file's name may hold bytes that are no text: they are spelled out.
+    return buffer.getvalue().encode("utf-8-sig", errors="backslashreplace")
+
+
+def save_csv(content: bytes, path: str | Path) -> Path:
+    """Write the content of a CSV file.
+
+    Raises
+    ------
+    ProbeError
+        If the file can't be written.
+    """
+    path = Path(path)
+    try:
+        path.write_bytes(content)
+    except OSError as error:
+        raise ProbeError(f"{path} can't be written: {error.strerror}.") from None
+    return path
+
+
+def _cell(value: str | float | int | bool | None) -> str:
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        return repr(value)
+    # Line breaks and other control characters become visible ones, as on screen.
+    text = "".join(visible(one) if unicodedata.category(one) in {"Cc", "Zl", "Zp"} else one for one in value)
+    # Spreadsheets compute what begins with one of these; the full-width forms count too, in some of them.
+    return f"'{text}" if text[:1] in set("=+-@＝＋－＠") else text

@@ -1,0 +1,106 @@
+"""CSV files, read back with Python's own csv module."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+
+import pytest
+import torch
+
+import probe
+from probe.capture import encode_for
+from probe.export import map_csv, save_csv, table_csv
+from probe.words import group_words, single_tokens
+
+FORMULA_STARTS = tuple("=+-@\t\r\n＝＋－＠")
+
+
+def read(content: bytes) -> list[list[str]]:
+    assert content.startswith(b"\xef\xbb\xbf")
+    return list(csv.reader(io.StringIO(content.decode("utf-8-sig"), newline=""), strict=True))
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt2"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "=1+1 @sum -2 +3",
+        'say "hi", then\nleave; a\tb',
+        "Café 中文 \U0001f642",
+        "May 1/2 12:30 -5 1e5 ＝1",
+        "a\r\nb\u2028c\x0bd\x0ce",
+    ],
+)
+def test_a_map_comes_back_as_it_was(name: str, text: str, request: pytest.FixtureRequest) -> None:
+    model = request.getfixturevalue(name)
+    run = probe.attend(model, text, [(1, 1)])
+    table = read(map_csv(run.weights(1, 1), single_tokens(run)))
+    size = len(run.tokens)
+    assert [len(row) for row in table] == [size + 1] * (size + 1)
+    names = [f"[{position}] {token}" for position, token in enumerate(run.tokens)]
+    assert table[0] == ["query \\ key", *names] and [row[0] for row in table[1:]] == names
+    numbers = [[float(cell) for cell in row[1:]] for row in table[1:]]
+    assert numbers == run.weights(1, 1).tolist()  # to the last bit
+    cells = [cell for row in table for cell in row]
+    assert not any(cell.startswith(FORMULA_STARTS) or "\n" in cell or "\r" in cell for cell in cells)
+
+
+def test_the_file_has_one_line_a_row(gpt2: probe.Model) -> None:
+    run = probe.attend(gpt2, 'say "hi"\n\nthen\r\nleave', [(0, 0)])
+    content = map_csv(run.weights(0, 0), single_tokens(run)).decode("utf-8-sig")
+    assert content.count("\r\n") == len(content.splitlines()) == len(run.tokens) + 1
+    assert "Ġ" not in content and "⏎" in content
+
+
+def test_differences_keep_sign_and_digits(gpt2: probe.Model) -> None:
+    shown = single_tokens(probe.attend(gpt2, "a b", [(0, 0)]))
+    difference = torch.tensor([[-1e-9, 0.1], [float("nan"), -3.0]])
+    cells = [row[1:] for row in read(map_csv(difference, shown))[1:]]
+    # 0.1 in float32 is 0.100000001490116...: all of it is written.
+    assert cells == [[repr(difference[0, 0].item()), "0.10000000149011612"], ["nan", "-3.0"]]
+
+
+def test_words_without_special_tokens(bert: probe.Model) -> None:
+    text = "Unbelievably, begonias"
+    weights = probe.attend(bert, text, [(2, 2)]).weights(2, 2)
+    words = group_words(encode_for(bert, text)).without_special()
+    table = read(map_csv(weights, words))
+    assert table[0][1:] == ["[1] Unbelievably", "[2] ,", "[3] begonias"]
+    assert [[float(cell) for cell in row[1:]] for row in table[1:]] == words.weights(weights).tolist()
+
+
+def test_other_tables() -> None:
+    header = ["=head", "number"]
+    rows: list[list[str | float | None]] = [
+        ["+1", -0.5],
+        ["-", None],
+        ["@x\ny", 1],
+        ["", 2.5e-8],
+        ["it's", 3],
+    ]
+    assert read(table_csv(header, rows)) == [
+        ["'=head", "number"],
+        ["'+1", "-0.5"],
+        ["'-", ""],
+        ["'@x⏎y", "1"],
+        ["", "2.5e-08"],
+        ["it's", "3"],
+    ]
+    with pytest.raises(ValueError, match="1 cells under a header of 2"):
+        table_csv(header, [["alone"]])
+
+
+def test_saving(tmp_path: Path) -> None:
+    content = table_csv(["a"], [["中\udc80"]])
+    saved = save_csv(content, tmp_path / "map.csv").read_bytes()
+    assert saved == b"\xef\xbb\xbfa\r\n\xe4\xb8\xad\\udc80\r\n"
+    with pytest.raises(probe.ProbeError, match="can't be written"):
+        save_csv(content, tmp_path / "no" / "map.csv")
+
+
+def test_a_map_of_another_text_is_refused(gpt2: probe.Model) -> None:
+    shown = single_tokens(probe.attend(gpt2, "a b", [(0, 0)]))
+    with pytest.raises(probe.ProbeError, match="take both from the same text"):
+        map_csv(torch.eye(3), shown)
