@@ -1,4 +1,4 @@
-"""Heads switched off or given the other mask, against networks changed by hand and run by transformers alone."""
+"""Heads switched off or under the other mask, against networks changed by hand and run by transformers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TEXT = "The little girl went to the garden, and the little girl went to the"
 
 
 def outputs(model: Model, text: str, network: torch.nn.Module | None = None) -> tuple[Tensor, Tensor | None]:
-    """Last hidden states (T, d_model) and logits (T, vocabulary) by plain transformers, without any hook of ours."""
+    """Last hidden states (T, d_model) and logits (T, vocabulary) by plain transformers, without our hooks."""
     hf = network if network is not None else model.hf
     inputs, _ = batch_inputs(model, [encode_for(model, text)])
     with torch.no_grad():
