@@ -9,7 +9,7 @@ ordinary module hooks. Neither replaces anything, and afterwards the network is 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, overload
@@ -255,6 +255,41 @@ def _capture(
         f"The run ended after {layer + 1} attention layers, before layer {last}: the network has been "
         "altered. Load it again with probe.load."
     )
+
+
+def watch(model: Model, encoding: Encoding, see: Callable[[int, Tensor, Tensor | None], None]) -> None:
+    """Run a model once on one text and show every layer's maps in passing, so that none has to be kept.
+
+    ``see`` is called with the layer, its weights (H, T, T) on the model's device, and which keys each query
+    may attend to: (H, T, T), bool, or None for all.
+
+    Raises
+    ------
+    ProbeError
+        If the device's memory doesn't suffice, or the network has been altered so that its attention can't be
+        seen.
+    """
+    seen = 0
+
+    def show(call: backend.Call) -> None:
+        nonlocal seen
+        weights = call.weights(range(call.num_heads))[0]  # (1, H, T, T) -> (H, T, T)
+        see(seen, weights, None if call.mask is None else call.mask.expand(1, *weights.shape)[0])
+        seen += 1
+
+    inputs, _ = batch_inputs(model, [encoding])
+    with ExitStack() as stack:
+        stack.enter_context(model.lock)
+        stack.enter_context(backend.undisturbed(model.hf))
+        stack.enter_context(torch.no_grad())
+        stack.enter_context(backend.listening(model.hf, show))
+        stack.enter_context(_memory_explained(model, inputs))
+        model.hf.base_model(**inputs)
+    if seen != model.num_layers:
+        raise ProbeError(
+            f"The run showed {seen} attention layers instead of {model.num_layers}: the network has been "
+            "altered. Load it again with probe.load."
+        )
 
 
 @contextmanager

@@ -1,8 +1,8 @@
 """Maps as CSV files that spreadsheets and programs read alike.
 
 UTF-8 with a byte order mark, as Excel wants it, lines ended as RFC 4180 says. The first row names the keys
-and the first column the queries, as ``[position] token``: a cell that begins with a bracket is never taken for
-a formula, a date or a fraction. All other cells are numbers with all their digits.
+and the first column the queries, as ``[position] token``: a cell that begins with a bracket is never taken
+for a formula, a date or a fraction. All other cells are numbers with all their digits.
 """
 
 from __future__ import annotations
