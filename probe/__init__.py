@@ -15,6 +15,7 @@ from probe.rerun import FromScratchRun, run_from_scratch
 from probe.tracing import Trace, trace
 from probe.verification import Cell, HeadCheck, LayerCheck, Report, verify
 from probe.words import Words, group_words, single_tokens
+from probe.workbook import to_workbook
 
 __version__ = "0.1.0"
 
@@ -44,6 +45,7 @@ __all__ = [
     "rank_heads",
     "run_from_scratch",
     "single_tokens",
+    "to_workbook",
     "trace",
     "verify",
 ]

@@ -3,18 +3,53 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor
 
-from attention import causal_mask, scaled_dot_product_attention
+from attention import MultiHeadAttention, causal_mask, scaled_dot_product_attention
 from probe.capture import Recording, encode_for, record
 from probe.errors import ProbeError
 from probe.models import Model, resolve
-from probe.tokens import Text
+from probe.tokens import Text, visible
 from probe.verification import from_scratch
+
+
+@dataclass(frozen=True, eq=False)
+class HeadNumbers:
+    """All that one head's attention is computed from, in float64, for all T tokens.
+
+    Attributes
+    ----------
+    title : what it is, in words.
+    tokens : what each token is called.
+    causal : the mask the head was trained with.
+    scale : what the scores are multiplied with.
+    inputs : (T, d_model), or None where only the scaled scores are known.
+    query_weight, key_weight, value_weight : (head_dim, d_model).
+    query_bias, key_bias, value_bias : (head_dim,), or None.
+    scaled : (T, T) scaled scores, where there are no inputs to compute them from.
+    model_weights : (T, T), the model's own weights, or None.
+    provenance : (what, value) pairs of strings that say where the numbers come from.
+    """
+
+    title: str
+    tokens: tuple[str, ...]
+    causal: bool
+    scale: float
+    inputs: Tensor | None = None
+    query_weight: Tensor | None = None
+    key_weight: Tensor | None = None
+    value_weight: Tensor | None = None
+    query_bias: Tensor | None = None
+    key_bias: Tensor | None = None
+    value_bias: Tensor | None = None
+    scaled: Tensor | None = None
+    model_weights: Tensor | None = None
+    provenance: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,6 +80,7 @@ class Trace:
     output_share : (d_model,), context times the head's columns of the output projection: what this head adds
         to the layer's attention output, to which the other heads and the bias are added.
     model_weights : (T,), the model's own weights of this row.
+    numbers : inputs and weights of the whole head, all queries; left out of ``to_dict``.
     """
 
     model_name: str
@@ -72,6 +108,7 @@ class Trace:
     context: Tensor
     output_share: Tensor
     model_weights: Tensor
+    numbers: HeadNumbers = field(repr=False)
 
     @property
     def max_abs_error(self) -> float:
@@ -82,6 +119,8 @@ class Trace:
         """Everything as plain numbers, strings and lists; minus infinity is the string "-inf"."""
         plain: dict[str, Any] = {}
         for name in self.__dataclass_fields__:
+            if name == "numbers":
+                continue
             value = getattr(self, name)
             plain["model" if name == "model_name" else name] = (
                 value.tolist() if isinstance(value, Tensor) else value
@@ -176,6 +215,45 @@ def trace_of(recording: Recording, layer: int, head: int, query: int) -> Trace:
         context=steps.output[0],
         output_share=output_share,
         model_weights=seen.weights[0, head, query].cpu(),
+        numbers=_head_numbers(recording, layer, head, module),
+    )
+
+
+def _head_numbers(recording: Recording, layer: int, head: int, module: MultiHeadAttention) -> HeadNumbers:
+    """The whole head of one query's trace; ``module`` holds the layer's weights in float64."""
+    model, (encoding,), seen = recording.model, recording.encodings, recording.layers[layer]
+    columns = slice(head * module.head_dim, (head + 1) * module.head_dim)
+
+    def bias(linear: torch.nn.Linear) -> Tensor | None:
+        return None if linear.bias is None else linear.bias.detach()[columns]
+
+    text = encoding.text if isinstance(encoding.text, str) else " | ".join(encoding.text)
+    return HeadNumbers(
+        title=f"Layer {layer}, head {head} of {model.name}",
+        tokens=encoding.tokens,
+        causal=recording.causal,
+        scale=model.sites[layer].scale,
+        inputs=seen.input[0].double().cpu(),
+        query_weight=module.W_query.weight.detach()[columns],
+        key_weight=module.W_key.weight.detach()[columns],
+        value_weight=module.W_value.weight.detach()[columns],
+        query_bias=bias(module.W_query),
+        key_bias=bias(module.W_key),
+        value_bias=bias(module.W_value),
+        model_weights=seen.weights[0, head].double().cpu(),
+        provenance=(
+            ("model", model.name),
+            ("source", model.source),
+            ("revision", model.revision or ""),
+            ("sha256", model.sha256 or ""),
+            ("text", visible(text)),
+            ("layer", str(layer)),
+            ("head", str(head)),
+            ("dtype", str(model.dtype).removeprefix("torch.")),
+            ("device", str(model.device)),
+            ("torch", torch.__version__),
+            ("transformers", transformers.__version__),
+        ),
     )
 
 

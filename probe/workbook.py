@@ -1,0 +1,418 @@
+"""A head as a spreadsheet that computes: inputs and weights as numbers, everything after them as formulas.
+
+The formulas are plain ones that Excel, LibreOffice and Google Sheets all know. A cell stands at the same
+address in every sheet of T x T numbers, so the way of one weight can be followed from sheet to sheet.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import xlsxwriter
+from torch import Tensor
+from xlsxwriter.utility import xl_col_to_name, xl_range_abs, xl_rowcol_to_cell
+
+from attention import causal_mask, scaled_dot_product_attention
+from attention.examples import MaskedScores, ProjectedSentence
+from probe.errors import ProbeError
+from probe.tracing import HeadNumbers, Trace
+
+# More formulas than this make a spreadsheet program slow, and few people would read them.
+MAX_TOKENS = 128
+# Stands for minus infinity, which spreadsheets don't have: exp of it is 0 all the same.
+MINUS_INFINITY = -1e23
+
+_ROW, _COLUMN = (
+    3,
+    2,
+)  # where the numbers of every sheet begin: below titles and column names, beside row names
+_SWITCH = "mask_in_use"
+
+
+def to_workbook(what: Trace | HeadNumbers, path: str | os.PathLike[str]) -> Path:
+    """Write an .xlsx file in which a head's attention is computed again, by formulas, from its inputs and
+    weights.
+
+    For a trace it holds the whole head, all queries, not only the traced one. Change an input, and
+    everything follows; the cell ``mask_in_use`` on the first sheet switches between the causal and the
+    bidirectional mask. Every block of numbers has a defined name: inputs, W_query, query, scores, scaled,
+    mask, masked, row_maximum, exponentials, row_sum, weights, context, model_weights, difference and so on.
+
+    Raises
+    ------
+    ProbeError
+        If there are more than ``MAX_TOKENS`` tokens, or the file can't be written.
+    """
+    numbers = what.numbers if isinstance(what, Trace) else what
+    if len(numbers.tokens) > MAX_TOKENS:
+        raise ProbeError(
+            f"The text has {len(numbers.tokens)} tokens; a workbook takes at most {MAX_TOKENS}, as it has "
+            "several formulas for each pair of them. Give a shorter text."
+        )
+    path = Path(path)
+    # Text that looks like a formula, a number or a link stays text.
+    options = {"strings_to_formulas": False, "strings_to_numbers": False, "strings_to_urls": False}
+    try:
+        with xlsxwriter.Workbook(str(path), options) as book:
+            _Writer(book, numbers).write()
+    except (OSError, xlsxwriter.exceptions.FileCreateError) as error:
+        raise ProbeError(f"{path} can't be written: {error}.") from None
+    return path
+
+
+def example_numbers(example: ProjectedSentence | MaskedScores) -> HeadNumbers:
+    """A worked example of ``attention.examples``, ready for ``to_workbook``."""
+    if isinstance(example, MaskedScores):
+        scores = torch.tensor(example.scaled_scores, dtype=torch.float64)
+        return HeadNumbers(
+            title=f'The example "{" ".join(example.tokens)}", from its scaled scores on',
+            tokens=example.tokens,
+            causal=True,
+            scale=1.0,
+            # The example has no scores where the mask forbids; 0 stands there for want of another.
+            scaled=scores.masked_fill(scores.isinf(), 0.0),
+        )
+
+    def matrix(rows: Sequence[Sequence[float]]) -> Tensor:
+        return torch.tensor(rows, dtype=torch.float64)
+
+    return HeadNumbers(
+        title=f'The example "{" ".join(example.tokens)}"',
+        tokens=example.tokens,
+        causal=False,
+        scale=len(example.W_key) ** -0.5,
+        inputs=matrix(example.encodings),
+        query_weight=matrix(example.W_query),
+        key_weight=matrix(example.W_key),
+        value_weight=matrix(example.W_value),
+    )
+
+
+@dataclass(frozen=True)
+class _Block:
+    """A sheet of numbers or formulas: (rows, columns) cells, of which the first stands at (_ROW, _COLUMN)."""
+
+    name: str
+    about: str
+    values: Tensor
+    rows: Sequence[str]
+    columns: Sequence[str]
+    formula: Callable[[int, int], str] | None = None
+    digits: str = "0.0000000"
+
+
+class _Writer:
+    def __init__(self, book: Any, numbers: HeadNumbers) -> None:
+        self.book, self.numbers = book, numbers
+        self.bold = book.add_format({"bold": True})
+        self.wrap = book.add_format({"text_wrap": True, "valign": "top"})
+        self.input = book.add_format({"bg_color": "#FFF6D6", "border": 1, "bold": True})
+        self.token = book.add_format({"bold": True, "align": "right"})
+        self.formats: dict[str, Any] = {}
+        self.about = book.add_worksheet("About")
+        self.names: list[tuple[str, str]] = []
+
+    def write(self) -> None:
+        numbers = self.numbers
+        count = len(numbers.tokens)
+        tokens = list(numbers.tokens)
+        if numbers.inputs is None:
+            assert numbers.scaled is not None
+            scaled = numbers.scaled
+            self._sheet(
+                _Block(
+                    "scaled",
+                    "Scaled scores, given; a row for each query, a column for each key.",
+                    scaled,
+                    tokens,
+                    tokens,
+                )
+            )
+            value = torch.zeros(count, 0, dtype=torch.float64)
+        else:
+            query, key, value = self._projections(tokens)
+            scores = query @ key.T
+            scaled = scores * numbers.scale
+            width = query.shape[1]
+            self._scalar("scale", "What the scores are multiplied with.", numbers.scale, 4)
+            self._sheet(
+                _Block(
+                    "scores",
+                    "Dot product of a query vector (row) with a key vector (column).",
+                    scores,
+                    tokens,
+                    tokens,
+                    lambda i, j: f"=SUMPRODUCT({_row('query', i, width)},{_row('key', j, width)})",
+                )
+            )
+            self._sheet(
+                _Block(
+                    "scaled",
+                    "Scores times scale.",
+                    scaled,
+                    tokens,
+                    tokens,
+                    lambda i, j: f"={_cell('scores', i, j)}*scale",
+                )
+            )
+        self._attention(tokens, scaled, value)
+        self._about()
+
+    def _projections(self, tokens: list[str]) -> tuple[Tensor, Tensor, Tensor]:
+        """Inputs, the three weight matrices with their biases, and the three products as formulas."""
+        numbers = self.numbers
+        assert numbers.inputs is not None
+        inputs = numbers.inputs
+        width = inputs.shape[1]
+        self._sheet(
+            _Block(
+                "inputs",
+                "What the layer's attention is given: a row a token.",
+                inputs,
+                tokens,
+                _counted(width),
+            )
+        )
+        products = []
+        for role, weight, bias in (
+            ("query", numbers.query_weight, numbers.query_bias),
+            ("key", numbers.key_weight, numbers.key_bias),
+            ("value", numbers.value_weight, numbers.value_bias),
+        ):
+            assert weight is not None
+            head_dim = weight.shape[0]
+            # The bias is one more column, so that a row holds all that one number of the product needs.
+            bias = torch.zeros(head_dim, dtype=torch.float64) if bias is None else bias
+            self._sheet(
+                _Block(
+                    f"W_{role}",
+                    f"The head's {role} weights: a row for each number of the {role} vector, its bias last.",
+                    torch.cat([weight, bias[:, None]], dim=1),
+                    _counted(head_dim),
+                    [*_counted(width), "bias"],
+                )
+            )
+            product = inputs @ weight.T + bias
+            products.append(product)
+            name = f"W_{role}"
+            self._sheet(
+                _Block(
+                    role,
+                    f"{role.capitalize()} vectors: input times {role} weights, plus bias.",
+                    product,
+                    tokens,
+                    _counted(head_dim),
+                    lambda i, j, name=name: (  # type: ignore[misc]
+                        f"=SUMPRODUCT({_row('inputs', i, width)},{_row(name, j, width)})"
+                        f"+{_cell(name, j, width)}"
+                    ),
+                )
+            )
+        return products[0], products[1], products[2]
+
+    def _attention(self, tokens: list[str], scaled: Tensor, value: Tensor) -> None:
+        """From scaled scores to weights and contexts, as formulas."""
+        numbers, count = self.numbers, len(tokens)
+        allowed = causal_mask(count) if numbers.causal else torch.ones(count, count, dtype=torch.bool)
+        forbidden = torch.zeros(count, count, dtype=torch.float64).masked_fill(~allowed, MINUS_INFINITY)
+        masked = scaled + forbidden
+        maximum = masked.amax(1, keepdim=True)
+        exponentials = (masked - maximum).exp()
+        sums = exponentials.sum(1, keepdim=True)
+        # The scaled scores as they are, as dot products with unit vectors: attention's own softmax and mask.
+        unit = torch.eye(count, dtype=torch.float64)
+        weights = scaled_dot_product_attention(scaled, unit, unit, mask=allowed, scale=1.0).weights
+        square: dict[str, Any] = {"rows": tokens, "columns": tokens}
+        self._sheet(
+            _Block(
+                "mask",
+                f"Added to the scaled scores: 0 where a query may attend, else {MINUS_INFINITY:.0E}, which "
+                "stands for minus infinity.",
+                forbidden,
+                formula=lambda i, j: f'=IF(OR({_SWITCH}="bidirectional",{j}<={i}),0,{MINUS_INFINITY:.0E})',
+                digits="0E+00",
+                **square,
+            )
+        )
+        self._sheet(
+            _Block(
+                "masked",
+                "Scaled scores plus mask.",
+                masked,
+                formula=lambda i, j: f"={_cell('scaled', i, j)}+{_cell('mask', i, j)}",
+                digits="General",
+                **square,
+            )
+        )
+        self._sheet(
+            _Block(
+                "row_maximum",
+                "The largest masked score of each row: subtracted before the exponential, it cancels later.",
+                maximum,
+                tokens,
+                ["maximum"],
+                lambda i, _: f"=MAX({_row('masked', i, count)})",
+            )
+        )
+        self._sheet(
+            _Block(
+                "exponentials",
+                "exp(masked - row maximum).",
+                exponentials,
+                formula=lambda i, j: f"=EXP({_cell('masked', i, j)}-{_cell('row_maximum', i, 0)})",
+                **square,
+            )
+        )
+        self._sheet(
+            _Block(
+                "row_sum",
+                "Sum of each row of exponentials.",
+                sums,
+                tokens,
+                ["sum"],
+                lambda i, _: f"=SUM({_row('exponentials', i, count)})",
+            )
+        )
+        self._sheet(
+            _Block(
+                "weights",
+                "Attention weights: exponential divided by the sum of its row. Each row sums to 1.",
+                weights,
+                formula=lambda i, j: f"={_cell('exponentials', i, j)}/{_cell('row_sum', i, 0)}",
+                **square,
+            ),
+            scale=True,
+        )
+        if value.shape[1]:
+            self._sheet(
+                _Block(
+                    "context",
+                    "Context vectors: the values, weighted by a row of weights and added up.",
+                    weights @ value,
+                    tokens,
+                    _counted(value.shape[1]),
+                    lambda i, j: (
+                        f"=SUMPRODUCT(TRANSPOSE({_row('weights', i, count)}),{_column('value', j, count)})"
+                    ),
+                ),
+                array=True,
+            )
+        if numbers.model_weights is not None:
+            own = numbers.model_weights.double()
+            self._sheet(
+                _Block("model_weights", "What the model itself computed, as numbers.", own, **square),
+                scale=True,
+            )
+            self._sheet(
+                _Block(
+                    "difference",
+                    "Weights minus the model's own: rounding, as long as inputs and mask are the model's.",
+                    weights - own,
+                    formula=lambda i, j: f"={_cell('weights', i, j)}-{_cell('model_weights', i, j)}",
+                    digits="0.0E+00",
+                    **square,
+                )
+            )
+
+    def _sheet(self, block: _Block, *, scale: bool = False, array: bool = False) -> None:
+        """One sheet for one block, with its titles, its name, and the panes frozen beside the titles."""
+        sheet = self.book.add_worksheet(block.name)
+        number = self._format(block.digits)
+        sheet.write_string(0, 0, block.about, self.bold)
+        for j, title in enumerate(block.columns):
+            sheet.write_number(1, _COLUMN + j, j)
+            sheet.write_string(2, _COLUMN + j, title, self.token)
+        for i, title in enumerate(block.rows):
+            sheet.write_number(_ROW + i, 0, i)
+            sheet.write_string(_ROW + i, 1, title, self.token)
+        for i, row in enumerate(block.values.tolist()):
+            for j, value in enumerate(row):
+                place = _ROW + i, _COLUMN + j
+                if block.formula is None:
+                    sheet.write_number(*place, value, number)
+                elif array:
+                    sheet.write_array_formula(*place, *place, "{" + block.formula(i, j) + "}", number, value)
+                else:
+                    sheet.write_formula(*place, block.formula(i, j), number, value)
+        last = _ROW + len(block.rows) - 1, _COLUMN + len(block.columns) - 1
+        sheet.freeze_panes(_ROW, _COLUMN)
+        sheet.set_column(1, 1, 14)
+        sheet.set_column(_COLUMN, last[1], 12)
+        if scale:
+            sheet.conditional_format(
+                _ROW,
+                _COLUMN,
+                *last,
+                {"type": "2_color_scale", "min_color": "#FFFFFF", "max_color": "#2F6DB5"},
+            )
+        self.book.define_name(block.name, f"={block.name}!{xl_range_abs(_ROW, _COLUMN, *last)}")
+        self.names.append((block.name, block.about))
+
+    def _scalar(self, name: str, about: str, value: float, row: int) -> None:
+        """One number on the first sheet, with a name."""
+        self.about.write_string(row, 0, name, self.bold)
+        self.about.write_number(row, 1, value, self.input)
+        self.about.write_string(row, 2, about)
+        self.book.define_name(name, f"=About!{xl_rowcol_to_cell(row, 1, True, True)}")
+        self.names.append((name, about))
+
+    def _about(self) -> None:
+        sheet, numbers = self.about, self.numbers
+        trained = "causal" if numbers.causal else "bidirectional"
+        sheet.set_column(0, 0, 18)
+        sheet.set_column(1, 1, 26)
+        sheet.set_column(2, 2, 100)
+        sheet.write_string(0, 0, numbers.title, self.book.add_format({"bold": True, "font_size": 14}))
+        sheet.write_string(
+            1,
+            0,
+            "All after inputs and weights is formulas: change a yellow cell or any input, and see.",
+        )
+        sheet.write_string(3, 0, "mask in use", self.bold)
+        sheet.write_string(3, 1, trained, self.input)
+        sheet.write_string(3, 2, f'"causal" or "bidirectional"; as trained: {trained}.')
+        sheet.data_validation(3, 1, 3, 1, {"validate": "list", "source": ["causal", "bidirectional"]})
+        self.book.define_name(_SWITCH, "=About!$B$4")
+        row = 6
+        sheet.write_string(row, 0, "defined name", self.bold)
+        sheet.write_string(row, 2, "what it is", self.bold)
+        for name, about in self.names:
+            row += 1
+            sheet.write_string(row, 0, name)
+            sheet.write_string(row, 2, about)
+        row += 2
+        for label, entry in numbers.provenance:
+            sheet.write_string(row, 0, label, self.bold)
+            sheet.write_string(row, 1, entry)
+            row += 1
+
+    def _format(self, digits: str) -> Any:
+        if digits not in self.formats:
+            self.formats[digits] = self.book.add_format({"num_format": digits})
+        return self.formats[digits]
+
+
+def _counted(count: int) -> list[str]:
+    return [f"dim {index}" for index in range(count)]
+
+
+def _cell(sheet: str, i: int, j: int) -> str:
+    """Row i, column j of a block."""
+    return f"{sheet}!{xl_rowcol_to_cell(_ROW + i, _COLUMN + j)}"
+
+
+def _row(sheet: str, i: int, width: int) -> str:
+    """The first ``width`` cells of row i of a block."""
+    first, last = xl_col_to_name(_COLUMN), xl_col_to_name(_COLUMN + width - 1)
+    return f"{sheet}!${first}{_ROW + i + 1}:${last}{_ROW + i + 1}"
+
+
+def _column(sheet: str, j: int, count: int) -> str:
+    """The first ``count`` cells of column j of a block."""
+    name = xl_col_to_name(_COLUMN + j)
+    return f"{sheet}!{name}${_ROW + 1}:{name}${_ROW + count}"

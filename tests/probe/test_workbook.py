@@ -1,0 +1,227 @@
+"""The workbook recalculated by LibreOffice, against torch, the models and the documents' numbers."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import openpyxl
+import pytest
+import torch
+from torch import Tensor
+
+import probe
+from attention.examples import DRAW_A_MAP, THE_CAT_SAT_ON
+from probe import Model, ProbeError
+from probe.workbook import MAX_TOKENS, example_numbers, to_workbook
+
+soffice = shutil.which("soffice")
+needs_libreoffice = pytest.mark.skipif(soffice is None, reason="needs LibreOffice: none on the PATH")
+
+TEXT = "=1+1 said the girl"
+PLACE = {"bert": (3, 1), "gpt2": (4, 5)}
+# Always recalculate what is opened, whatever values are stored in it.
+SETTING = """<?xml version="1.0" encoding="UTF-8"?>
+<oor:items xmlns:oor="http://openoffice.org/2001/registry" xmlns:xs="http://www.w3.org/2001/XMLSchema">
+<item oor:path="/org.openoffice.Office.Calc/Formula/Load"><prop oor:name="OOXMLRecalcMode" oor:op="fuse">
+<value>0</value></prop></item></oor:items>"""
+
+
+def poison(path: Path) -> None:
+    """Replace the stored value of every formula by 12345, so that only a recalculation gives right ones."""
+    source = path.with_suffix(".old")
+    path.rename(source)
+    poisoned = 0
+    with zipfile.ZipFile(source) as old, zipfile.ZipFile(path, "w") as new:
+        for name in old.namelist():
+            content = old.read(name)
+            if name.startswith("xl/worksheets/sheet"):
+                content, count = re.subn(rb"(</f><v>)[^<]*(</v>)", rb"\g<1>12345\g<2>", content)
+                poisoned += count
+            new.writestr(name, content)
+    source.unlink()
+    assert poisoned > 50
+
+
+def edit(path: Path, name: str, row: int, column: int, value: object) -> None:
+    """Type a value into a cell of a named block."""
+    book = openpyxl.load_workbook(path)
+    cells = named_cells(book, name)
+    cells[row][column].value = value
+    book.save(path)
+
+
+def named_cells(book: Any, name: str) -> Any:
+    ((sheet, area),) = book.defined_names[name].destinations
+    cells = book[sheet][area.replace("$", "")]
+    return cells if isinstance(cells, tuple) else ((cells,),)
+
+
+def block(book: Any, name: str) -> Tensor:
+    return torch.tensor(
+        [[cell.value for cell in row] for row in named_cells(book, name)], dtype=torch.float64
+    )
+
+
+def recalculate(paths: list[Path], folder: Path) -> dict[str, Any]:
+    """Open all files in LibreOffice, let it calculate, save, and read the values it stored."""
+    assert soffice is not None
+    profile = folder / "profile"
+    (profile / "user").mkdir(parents=True)
+    (profile / "user" / "registrymodifications.xcu").write_text(SETTING)
+    out = folder / "recalculated"
+    subprocess.run(
+        [
+            soffice,
+            f"-env:UserInstallation=file://{profile}",
+            "--headless",
+            "--convert-to",
+            "xlsx",
+            "--outdir",
+            str(out),
+            *map(str, paths),
+        ],
+        check=True,
+        capture_output=True,
+        timeout=240,
+    )
+    return {path.stem: openpyxl.load_workbook(out / path.name, data_only=True) for path in paths}
+
+
+def long_text(model: Model, tokens: int) -> str:
+    """A text of exactly that many tokens, special tokens included."""
+    words = ["the", "cat", "sat", "on", "a", "mat", "and", "the", "dog", "ran", "to", "it"] * 20
+    for count in range(1, len(words)):
+        text = " ".join(words[:count])
+        if len(probe.attend(model, text, [(0, 0)]).tokens) == tokens:
+            return text
+    raise AssertionError(f"no text of {tokens} tokens")
+
+
+@pytest.fixture(scope="module")
+def wide(tiny_gpt2: Callable[..., Path]) -> Model:
+    """Heads of 64, in float64, as its scores are large."""
+    return probe.load(str(tiny_gpt2(n_head=2, n_embd=128, n_layer=2)), dtype=torch.float64)
+
+
+@pytest.fixture(scope="module")
+def books(bert: Model, gpt2: Model, wide: Model, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Every workbook that the tests below look at, recalculated in one go."""
+    folder = tmp_path_factory.mktemp("workbooks")
+    paths = []
+
+    def add(stem: str, what: Any) -> Path:
+        path = to_workbook(what, folder / f"{stem}.xlsx")
+        paths.append(path)
+        return path
+
+    for name, model in (("bert", bert), ("gpt2", gpt2)):
+        place = PLACE[name]
+        poison(add(f"{name}-short", probe.trace(model, long_text(model, 5), *place, 2)))
+        poison(add(f"{name}-long", probe.trace(model, long_text(model, 64), *place, 2)))
+        other = "causal" if name == "bert" else "bidirectional"
+        edit(add(f"{name}-switched", probe.trace(model, TEXT, *place, 0)), "mask_in_use", 0, 0, other)
+    poison(add("wide-short", probe.trace(wide, long_text(wide, 5), 1, 1, 2)))
+    poison(add("wide-long", probe.trace(wide, long_text(wide, 64), 1, 1, 2)))
+    edit(add("gpt2-edited", probe.trace(gpt2, TEXT, *PLACE["gpt2"], 0)), "inputs", 1, 7, 2.5)
+    poison(add("draw", example_numbers(DRAW_A_MAP)))
+    edit(add("draw-causal", example_numbers(DRAW_A_MAP)), "mask_in_use", 0, 0, "causal")
+    poison(add("cat", example_numbers(THE_CAT_SAT_ON)))
+    return recalculate(paths, folder)
+
+
+@needs_libreoffice
+@pytest.mark.parametrize("size", ["short", "long"])
+@pytest.mark.parametrize("name", ["bert", "gpt2", "wide"])
+def test_weights_equal_the_models(
+    books: dict[str, Any], bert: Model, gpt2: Model, wide: Model, name: str, size: str
+) -> None:
+    model = {"bert": bert, "gpt2": gpt2, "wide": wide}[name]
+    layer, head = PLACE.get(name, (1, 1))
+    tokens = 5 if size == "short" else 64
+    book = books[f"{name}-{size}"]
+    expected = probe.attend(model, long_text(model, tokens), [(layer, head)]).weights(layer, head).double()
+    assert expected.shape == (tokens, tokens)
+    assert (block(book, "weights") - expected).abs().max() < 1e-6
+    assert (block(book, "model_weights") - expected).abs().max() < 1e-6
+    assert block(book, "difference").abs().max() < 1e-6
+    context = expected @ block(book, "value")
+    assert (block(book, "context") - context).abs().max() < 1e-5
+
+
+@needs_libreoffice
+@pytest.mark.parametrize("name", ["bert", "gpt2"])
+def test_the_mask_cell_switches_to_the_other_mask(
+    books: dict[str, Any], bert: Model, gpt2: Model, name: str
+) -> None:
+    comparison = probe.compare_masks({"bert": bert, "gpt2": gpt2}[name], TEXT, *PLACE[name])
+    other = comparison.causal if name == "bert" else comparison.bidirectional
+    assert comparison.moved.max() > 0.01
+    assert (block(books[f"{name}-switched"], "weights") - other.double()).abs().max() < 1e-6
+
+
+@needs_libreoffice
+def test_an_edited_input_changes_everything_after_it(books: dict[str, Any], gpt2: Model) -> None:
+    layer, head = PLACE["gpt2"]
+    numbers = probe.trace(gpt2, TEXT, layer, head, 0).numbers
+    assert numbers.inputs is not None
+    inputs = numbers.inputs.float().clone()
+    inputs[1, 7] = 2.5
+    # GPT-2's own layer on the edited input, run by transformers.
+    attention = gpt2.hf.base_model.h[layer].attn
+    query, key, _ = attention.c_attn(inputs).split(attention.embed_dim, dim=-1)
+    columns = slice(head * gpt2.head_dim, (head + 1) * gpt2.head_dim)
+    scores = query[:, columns] @ key[:, columns].T / gpt2.head_dim**0.5
+    expected = scores.masked_fill(torch.ones_like(scores).triu(1).bool(), -torch.inf).softmax(-1)
+    found = block(books["gpt2-edited"], "weights")
+    assert (found - expected.detach().double()).abs().max() < 1e-6
+    assert block(books["gpt2-edited"], "difference").abs().max() > 1e-3
+
+
+@needs_libreoffice
+def test_draw_a_map(books: dict[str, Any]) -> None:
+    output = torch.tensor(DRAW_A_MAP.output, dtype=torch.float64)
+    causal = torch.tensor(DRAW_A_MAP.causal_output, dtype=torch.float64)
+    book = books["draw"]
+    assert block(book, "query")[0, 0].item() == pytest.approx(DRAW_A_MAP.first_query_entry, abs=5e-5)
+    first = torch.tensor(DRAW_A_MAP.first_weights, dtype=torch.float64)
+    assert (block(book, "weights")[0] - first).abs().max() < 5e-4
+    # The weights are printed with four decimals, so the outputs agree to about three.
+    assert (block(book, "context") - output).abs().max() < 1e-3
+    assert (block(books["draw-causal"], "context") - causal).abs().max() < 1e-3
+
+
+@needs_libreoffice
+def test_the_cat_sat_on(books: dict[str, Any]) -> None:
+    percentages = torch.tensor(THE_CAT_SAT_ON.percentages, dtype=torch.float64)
+    # Every percentage is rounded to a whole one.
+    assert (block(books["cat"], "weights") * 100 - percentages).abs().max() <= 0.5
+
+
+def test_text_stays_text(gpt2: Model, tmp_path: Path) -> None:
+    path = to_workbook(probe.trace(gpt2, "=1+1 = cmd @sum -2 +3", 0, 0, 0), tmp_path / "book.xlsx")
+    book = openpyxl.load_workbook(path)
+    names = [book["weights"].cell(4 + i, 2) for i in range(book["weights"].max_row - 3)]
+    assert any(cell.value.startswith("=") for cell in names)
+    assert all(cell.data_type == "s" for cell in names)
+    texts = [cell for row in book["About"].iter_rows() for cell in row if isinstance(cell.value, str)]
+    assert any("cmd" in cell.value for cell in texts) and all(cell.data_type == "s" for cell in texts)
+
+
+def test_control_characters_are_written_visibly(gpt2: Model, tmp_path: Path) -> None:
+    text = "page\x0cbreak \x0b and \x07"
+    book = openpyxl.load_workbook(to_workbook(probe.trace(gpt2, text, 0, 0, 0), tmp_path / "book.xlsx"))
+    tokens = [book["weights"].cell(4 + i, 2).value for i in range(book["weights"].max_row - 3)]
+    assert "\u240c" in tokens and "\u240b" in tokens and "\u2407" in tokens
+
+
+def test_too_many_tokens_and_bad_paths_are_refused(gpt2: Model, tmp_path: Path) -> None:
+    with pytest.raises(ProbeError, match=rf"{MAX_TOKENS + 2} tokens.*at most {MAX_TOKENS}"):
+        to_workbook(probe.trace(gpt2, long_text(gpt2, MAX_TOKENS + 2), 0, 0, 0), tmp_path / "book.xlsx")
+    with pytest.raises(ProbeError, match="can't be written"):
+        to_workbook(example_numbers(DRAW_A_MAP), tmp_path / "missing" / "book.xlsx")
