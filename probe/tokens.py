@@ -93,9 +93,17 @@ def check_text(text: Text) -> None:
 
 
 def encode(
-    tokenizer: PreTrainedTokenizerBase, text: Text, max_tokens: int | None, vocab_size: int, *, truncate: bool
+    tokenizer: PreTrainedTokenizerBase,
+    text: Text,
+    max_tokens: int | None,
+    vocab_size: int,
+    *,
+    truncate: bool,
+    as_target: bool = False,
 ) -> Encoding:
     """Tokenise ``text`` for a model of ``max_tokens`` positions; None is no limit.
+
+    With ``as_target`` it is tokenised as a decoder's text, which some tokenizers do in another way (Marian's).
 
     Raises
     ------
@@ -106,10 +114,11 @@ def encode(
     check_text(text)
     arguments = text if isinstance(text, tuple) else (text,)
     options: dict[str, Any] = {
+        **dict(zip(("text_target",) if as_target else ("text", "text_pair"), arguments, strict=False)),
         "return_special_tokens_mask": True,
         "return_offsets_mapping": tokenizer.is_fast,
     }
-    batch = tokenizer(*arguments, truncation=False, padding=False, verbose=False, **options)
+    batch = tokenizer(truncation=False, padding=False, verbose=False, **options)
     full = len(batch["input_ids"])
     truncated = None
     if max_tokens is not None and full > max_tokens:
@@ -118,9 +127,7 @@ def encode(
                 f"The text has {full:,} tokens, special tokens included; this model takes at most "
                 f"{max_tokens:,}. Shorten it, or ask for it to be cut (truncate=True, --truncate)."
             )
-        batch = tokenizer(
-            *arguments, truncation=True, max_length=max_tokens, padding=False, verbose=False, **options
-        )
+        batch = tokenizer(truncation=True, max_length=max_tokens, padding=False, verbose=False, **options)
         truncated = (
             f"Cut to the first {len(batch['input_ids']):,} of {full:,} tokens, all that this model takes."
         )
@@ -140,9 +147,13 @@ def encode(
     added = [bool(flag) for flag in batch["special_tokens_mask"]]
     sources = [arguments[sequence or 0] for sequence in sequences]
     spans = None if offsets is None else _cover_combining_marks(sources, sequences, offsets)
+    special_ids = set(tokenizer.all_special_ids)
     special = tuple(
         is_added
-        or _is_typed_special(tokenizer, token_id, None if spans is None else source[slice(*spans[i])])
+        or (
+            token_id in special_ids
+            and _is_typed(tokenizer, token_id, None if spans is None else source[slice(*spans[i])])
+        )
         for i, (is_added, token_id, source) in enumerate(zip(added, ids, sources, strict=True))
     )
     return Encoding(
@@ -158,13 +169,11 @@ def encode(
     )
 
 
-def _is_typed_special(tokenizer: PreTrainedTokenizerBase, token_id: int, typed: str | None) -> bool:
-    """Whether the text itself names a special token: a typed ``[MASK]`` or ``<|endoftext|>``.
+def _is_typed(tokenizer: PreTrainedTokenizerBase, token_id: int, typed: str | None) -> bool:
+    """Whether the text itself names this special token, as ``[MASK]`` or ``<|endoftext|>`` does.
 
     The unknown token stands for ordinary text, unless its own name was typed.
     """
-    if token_id not in tokenizer.all_special_ids:
-        return False
     return token_id != tokenizer.unk_token_id or typed == tokenizer.unk_token
 
 
@@ -205,8 +214,9 @@ def _labels(
         )
     labels = []
     pieces = _pieces(spans, sequences)
+    unknown = tokenizer.unk_token_id
     for i, (start, end) in enumerate(spans):
-        if special[i] or ids[i] == tokenizer.unk_token_id or start == end:
+        if special[i] or ids[i] == unknown or start == end:
             labels.append(visible(names[i]))
             continue
         piece, count = pieces[i]

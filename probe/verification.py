@@ -218,28 +218,34 @@ class Recomputed:
     ----------
     layer : which layer.
     mask : (B, 1, T, T), bool, which keys each query may attend to; None if all.
-    module : the attention that was run, holding a copy of the layer's weights.
-    steps : what it computed.
+    steps : what ``attention.MultiHeadAttention`` computed, holding a copy of the layer's weights.
+    sizes : of those weights, what ``Bounds`` needs: "query", "key", "value" and "output" are the largest norm
+        of a row of the matrix, "query bias" and so on the largest entry.
     """
 
     layer: int
     mask: Tensor | None
-    module: MultiHeadAttention
     steps: MultiHeadSteps
+    sizes: dict[str, Tensor]
 
 
 def recompute(recording: Recording) -> Iterator[Recomputed]:
     """Each layer's attention from scratch, on its recorded input, with a copy of its weights."""
     mask = allowed_mask(recording)
+    module = None
     for layer, (site, seen) in enumerate(zip(recording.model.sites, recording.layers, strict=True)):
-        module = from_scratch(site)
         with precise(recording.model.device), torch.no_grad():
+            module = from_scratch(site, module)
             steps = module.steps(seen.input, mask=mask, keep_steps=False)
-        yield Recomputed(layer, mask, module, steps)
+            again = Recomputed(layer, mask, steps, _sizes(module))
+        yield again
 
 
-def from_scratch(site: Site) -> MultiHeadAttention:
-    """An ``attention.MultiHeadAttention`` holding a copy of one layer's weights."""
+def from_scratch(site: Site, reuse: MultiHeadAttention | None = None) -> MultiHeadAttention:
+    """An ``attention.MultiHeadAttention`` holding a copy of one layer's weights.
+
+    ``reuse`` is one that this function made for another layer of the same shape, and that may be changed.
+    """
     state = {}
     for name, projection in (
         ("W_query", site.query),
@@ -251,18 +257,30 @@ def from_scratch(site: Site) -> MultiHeadAttention:
         bias = projection.bias()
         if bias is not None:
             state[f"{name}.bias"] = bias
-    d_out, d_in = state["W_query.weight"].shape
-    module = MultiHeadAttention(
-        d_in,
-        d_out,
-        site.num_heads,
-        bias="W_query.bias" in state,
-        out_bias="out_proj.bias" in state,
-        scale=site.scale,
-        device="meta",  # shapes only: no random numbers for weights that are replaced at once
-    )
+    module = reuse
+    if module is None:
+        d_out, d_in = state["W_query.weight"].shape
+        module = MultiHeadAttention(
+            d_in,
+            d_out,
+            site.num_heads,
+            bias="W_query.bias" in state,
+            out_bias="out_proj.bias" in state,
+            device="meta",  # shapes only: no random numbers for weights that are replaced at once
+        ).eval()
+    module.scale = site.scale
     module.load_state_dict(state, assign=True)
-    return module.eval()
+    return module
+
+
+def _sizes(module: MultiHeadAttention) -> dict[str, Tensor]:
+    sizes = {}
+    maps = {"query": module.W_query, "key": module.W_key, "value": module.W_value, "output": module.out_proj}
+    for name, linear in maps.items():
+        sizes[name] = linear.weight.norm(dim=1).amax()
+        bias = linear.bias
+        sizes[f"{name} bias"] = sizes[name].new_zeros(()) if bias is None else bias.abs().amax()
+    return sizes
 
 
 @dataclass(frozen=True)
@@ -349,15 +367,16 @@ class Tally:
     def add(self, recording: Recording, again: Recomputed, texts: Sequence[int]) -> None:
         """Compare one layer on one batch; ``texts`` are the indices of the batch's texts."""
         seen, real = recording.layers[again.layer], recording.attention_mask
+        scale = self.model.sites[again.layer].scale
         with precise(self.model.device), torch.no_grad():
             errors = _measure(seen, again, real)
-            bounds = _bounds(seen, again, errors, real)
+            bounds = _bounds(seen, again, errors, scale, real)
             places = range(len(errors.worst))
-            text, query, key = torch.tensor(errors.worst).T
-            ours = again.steps.heads.weights[text, places, query, key].tolist()
-            theirs = seen.weights[text, places, query, key].tolist()
+            text, query, key = torch.tensor(errors.worst, device=real.device).T
+            cell = text, torch.arange(len(places), device=real.device), query, key
+            ours, theirs = again.steps.heads.weights[cell].tolist(), seen.weights[cell].tolist()
             sampled = again.layer % len(places)
-            loops = _loops_error(seen, again, sampled, errors.worst[sampled], recording)
+            loops = _loops_error(seen, again, sampled, errors.worst[sampled], scale, recording)
         cells = _allowed_cells(again.mask, real)
 
         for head in places:
@@ -472,9 +491,6 @@ def _measure(seen: LayerRecord, again: Recomputed, real: Tensor) -> _Errors:
     def largest(values: Tensor) -> Tensor:
         return values.amax(dim=(0, 2, 3))  # (B, H, T, n) -> (H,)
 
-    def longest(vectors: Tensor) -> Tensor:
-        return vectors.norm(dim=-1).amax(dim=(0, 2))  # (B, H, T, n) -> (H,)
-
     weights = difference(steps.heads.weights, seen.weights)
     of_rows = weights.amax(-1).transpose(0, 1).flatten(1)  # (B, H, T, T) -> (H, B * T)
     worst_of_head, worst_row = of_rows.max(dim=1)
@@ -485,40 +501,40 @@ def _measure(seen: LayerRecord, again: Recomputed, real: Tensor) -> _Errors:
 
     row_sums = weights.sum(-1, keepdim=True)
     model_sums = seen.weights.sum(-1, keepdim=True)
-    query, key, value = (
-        difference(ours, theirs)
-        for ours, theirs in ((steps.query, seen.query), (steps.key, seen.key), (steps.value, seen.value))
-    )
+    ours = torch.stack([steps.query, steps.key, steps.value])
+    projected = difference(ours, torch.stack([seen.query, seen.key, seen.value]))  # (3, B, H, T, head_dim)
+    query, key, value = projected.amax(dim=(1, 3, 4))
+    query_norm, key_norm, _ = projected.norm(dim=-1).amax(dim=(1, 3))
     context = difference(steps.context[:, None], seen.context[:, None])  # (B, 1, T, H * head_dim)
     by_head = context.squeeze(1).unflatten(-1, (num_heads, -1)).transpose(1, 2)  # (B, H, T, head_dim)
     output = difference(steps.output[:, None], seen.output[:, None])
     by_head_numbers = {
-        "query": largest(query),
-        "key": largest(key),
-        "value": largest(value),
+        "query": query,
+        "key": key,
+        "value": value,
         "weights": worst_of_head,
         "row_sum": largest(difference(model_sums, torch.ones_like(model_sums))),
         "context": largest(by_head),
-        "query_norm": longest(query),
-        "key_norm": longest(key),
+        "query_norm": query_norm,
+        "key_norm": key_norm,
         "row": largest(row_sums),
         "total": row_sums.sum(dim=(0, 2, 3)),
     }
     if mask is not None:
-        counted = mask if padding is None else mask | padding
-        by_head_numbers["forbidden"] = largest(seen.weights.masked_fill(counted, 0.0).abs_())
+        forbidden = ~mask if padding is None else ~(mask | padding)
+        # A product, being much faster than masked_fill; where a weight is NaN the head fails either way.
+        by_head_numbers["forbidden"] = largest((seen.weights * forbidden).abs_())
     return _Errors(
         **{"forbidden": None, **_numbers(by_head_numbers)},
         worst=tuple(zip(texts.tolist(), queries.tolist(), keys.tolist(), strict=True)),
-        **_numbers({"context_norm": longest(context)[0], "output": output.amax()}),
+        **_numbers({"context_norm": context.norm(dim=-1).amax(), "output": output.amax()}),
     )
 
 
-def _bounds(seen: LayerRecord, again: Recomputed, errors: _Errors, real: Tensor) -> Bounds:
+def _bounds(seen: LayerRecord, again: Recomputed, errors: _Errors, scale: float, real: Tensor) -> Bounds:
     u = torch.finfo(seen.weights.dtype).eps / 2
-    steps, module = again.steps, again.module
-    sqrt_length, sqrt_width = math.sqrt(seen.weights.shape[-1]), math.sqrt(module.head_dim)
-    scale = 1 / sqrt_width if module.scale is None else module.scale
+    steps = again.steps
+    sqrt_length, sqrt_width = math.sqrt(seen.weights.shape[-1]), math.sqrt(seen.query.shape[-1])
     unreal = ~real
 
     def norm(vectors: Tensor) -> Tensor:
@@ -527,23 +543,15 @@ def _bounds(seen: LayerRecord, again: Recomputed, errors: _Errors, real: Tensor)
         hidden = unreal if norms.dim() == 2 else unreal[:, None]
         return norms.masked_fill(hidden, 0.0).amax(dim=(0, -1))
 
-    norms = _numbers({"q": norm(steps.query), "k": norm(steps.key), "v": norm(steps.value)})
-    widths: dict[str, Tensor] = {"input": norm(seen.input), "context": norm(steps.context)}
-    maps = {"query": module.W_query, "key": module.W_key, "value": module.W_value, "output": module.out_proj}
-    for name, linear in maps.items():
-        widths[name] = linear.weight.norm(dim=1).amax()
-        widths[f"{name} bias"] = (
-            widths[name].new_zeros(()) if linear.bias is None else linear.bias.abs().amax()
-        )
-    sizes = _numbers(widths)
+    norms = _numbers({"query": norm(steps.query), "key": norm(steps.key), "value": norm(steps.value)})
+    sizes = _numbers({"x": norm(seen.input), "contexts": norm(steps.context), **again.sizes})
 
     def projection(name: str, size: float) -> float:
         return 8 * u * (size * sizes[name] + sizes[f"{name} bias"])
 
-    query, key, value = (projection(name, sizes["input"]) for name in ("query", "key", "value"))
+    query, key, value = (projection(name, sizes["x"]) for name in ("query", "key", "value"))
     weights, context = [], []
-    for head, (q, k, v) in enumerate(zip(norms["q"], norms["k"], norms["v"], strict=True)):
-        # min(NaN, bound) would be NaN, and make a tolerance of it.
+    for head, (q, k, v) in enumerate(zip(norms["query"], norms["key"], norms["value"], strict=True)):
         dq = min(sqrt_width * query, errors.query_norm[head])
         dk = min(sqrt_width * key, errors.key_norm[head])
         moved = (dq * k + q * dk) * scale / sqrt_width
@@ -556,7 +564,7 @@ def _bounds(seen: LayerRecord, again: Recomputed, errors: _Errors, real: Tensor)
         weights=tuple(weights),
         row_sum=u * (8 + 2 * sqrt_length),
         context=tuple(context),
-        output=projection("output", sizes["context"]) + errors.context_norm * sizes["output"],
+        output=projection("output", sizes["contexts"]) + errors.context_norm * sizes["output"],
     )
 
 
@@ -575,21 +583,26 @@ def _allowed_cells(mask: Tensor | None, real: Tensor) -> int:
 
 
 def _loops_error(
-    seen: LayerRecord, again: Recomputed, head: int, worst: tuple[int, int, int], recording: Recording
+    seen: LayerRecord,
+    again: Recomputed,
+    head: int,
+    worst: tuple[int, int, int],
+    scale: float,
+    recording: Recording,
 ) -> float:
-    """The row of the worst cell and the last row of a head by nested loops, against the model's weights.
+    """The row of a head's worst cell by nested loops in float64, against the model's weights.
 
-    In float64, from the model's own query and key.
+    From the model's own query and keys, so that nothing is shared with the computation from scratch.
     """
     text, query, _ = worst
     length = len(recording.encodings[text])
-    rows = sorted({query, length - 1})
+    rows = slice(query, query + 1)
     weights, _ = attention_by_loops(
         seen.query[text, head, rows],
         seen.key[text, head, :length],
-        seen.value[text, head, :length, :1],  # only the weights are wanted
+        seen.value[text, head, :length, :1],  # one column of it, as only the weights are wanted
         mask=None if again.mask is None else again.mask[text, 0, rows, :length].cpu(),
-        scale=again.module.scale,
+        scale=scale,
     )
     return float((weights - seen.weights[text, head, rows, :length].cpu().double()).abs().max())
 
