@@ -55,7 +55,9 @@
     fit(kind);
     const again = new MutationObserver(() => fit(kind));
     again.observe(document.querySelector("#vis"), { childList: true, subtree: kind === "model" });
-    new ResizeObserver(() => say({ height: document.body.offsetHeight })).observe(document.body);
-    requestAnimationFrame(() => setTimeout(() => say({ height: document.body.offsetHeight, drawn: true })));
+    const size = () => ({ height: document.body.offsetHeight });
+    new ResizeObserver(() => say(size())).observe(document.body);
+    // At once, as observers and animation frames sleep while the frame is out of sight.
+    say({ ...size(), drawn: true });
   };
 })();

@@ -11,7 +11,9 @@ const make = (tag, className, text) => {
 };
 const dark = () => document.body.classList.contains("dark") || document.documentElement.classList.contains("dark");
 const cards = new Map();   // key of a drawing -> {card, frame}
+const root = make("div");
 let surroundings = null;
+element.replaceChildren(root);
 
 const build = (half, parts) => {
   const card = make("section", "af");
@@ -50,10 +52,11 @@ const show = async () => {
   for (const half of value.halves) {
     cards.set(half.slot, old.get(half.slot)?.stamp === half.stamp ? old.get(half.slot) : build(half, parts));
   }
+  root.className = "bz bz-" + value.kind;
   const wanted = [...cards.values()].map((entry) => entry.card);
   // A frame that is moved loads again, so what is kept stays where it is.
-  for (const child of [...element.children]) if (!wanted.includes(child)) child.remove();
-  wanted.forEach((card, i) => { if (element.children[i] !== card) element.insertBefore(card, element.children[i] || null); });
+  for (const child of [...root.children]) if (!wanted.includes(child)) child.remove();
+  wanted.forEach((card, i) => { if (root.children[i] !== card) root.insertBefore(card, root.children[i] || null); });
 };
 
 window.addEventListener("message", (event) => {
