@@ -128,8 +128,7 @@ class RawSelfAttention(nn.Module):
 class CausalAttention(SelfAttention):
     """Rung 3, causal: no position sees what comes after it. In training, some weights are dropped.
 
-    It is for batches, (B, T, d_in), where each example is attended alone; one sequence, (T, d_in), will do
-    too.
+    It is for batches, (B, T, d_in), each example on its own; one sequence, (T, d_in), will do too.
 
     Parameters
     ----------
@@ -299,8 +298,7 @@ class StackedMultiHeadAttention(nn.Module):
         """(..., Tq, d_in) and, twice, (..., Tk, d_key_value_in) -> (..., Tq, num_heads * d_value).
 
         Keys are made from ``query_input`` if ``key_input`` isn't given, values from what keys are made from
-        if ``value_input`` isn't. The mask is bool, broadcastable to (..., Tq, Tk), and the same for every
-        head.
+        if ``value_input`` isn't. The mask is bool, broadcastable to (..., Tq, Tk), one for all heads.
         """
         heads = self.steps(query_input, key_input, value_input, mask, keep_steps=False)
         return torch.cat([head.output for head in heads], dim=-1)  # H of (..., Tq, dv) -> (..., Tq, H * dv)
@@ -366,8 +364,7 @@ class MultiHeadAttention(nn.Module):
     scale : what the scores are multiplied with; ``1 / sqrt(head_dim)`` if not given. Some GPT-2 models divide
         that by the number of the layer, counted from 1.
     device, dtype : of the parameters. On ``"meta"`` no random numbers are drawn, and
-        ``load_state_dict(..., assign=True)`` brings in the real ones. No buffer is left behind: there is
-        none.
+        ``load_state_dict(..., assign=True)`` brings in the real ones; there is no buffer to be left behind.
 
     Raises
     ------
