@@ -11,6 +11,7 @@ This file and ``capture.py`` are the only ones that know how transformers calls 
 
 from __future__ import annotations
 
+import copy
 import inspect
 import math
 import threading
@@ -64,8 +65,9 @@ class Call:
     options: dict[str, Any]
 
     @property
-    def num_heads(self) -> int:
-        return self.query.shape[1]
+    def shape(self) -> tuple[int, int, int, int]:
+        """(B, H, Tq, Tk), of all its maps."""
+        return (*self.query.shape[:3], self.key.shape[2])
 
     @property
     def scale(self) -> float:
@@ -126,7 +128,7 @@ class Call:
     def weights(self, heads: Sequence[int]) -> Tensor:
         """The attention weights of some heads, from scratch: (B, len(heads), Tq, Tk)."""
         chosen = list(heads)
-        group = self.num_heads // self.key.shape[1]
+        group = self.shape[1] // self.key.shape[1]
         query = self.query[:, chosen]
         key = self.key[:, [head // group for head in chosen]]
         maps = query.new_empty(*query.shape[:-1], key.shape[-2])
@@ -138,8 +140,8 @@ class Call:
 
     def output(self) -> Tensor:
         """What a backend returns, from scratch: (B, Tq, H, value_dim)."""
-        every = list(range(self.num_heads))
-        group = self.num_heads // self.key.shape[1]
+        every = list(range(self.shape[1]))
+        group = self.shape[1] // self.key.shape[1]
         key, value = (part.repeat_interleave(group, dim=1) for part in (self.key, self.value))
         output = self._attend(self.query, key, value, every, slice(None)).output
         return output.transpose(1, 2).contiguous()  # (B, H, Tq, value_dim) -> (B, Tq, H, value_dim)
@@ -211,8 +213,11 @@ def listening(hf: PreTrainedModel, listener: Listener) -> Iterator[None]:
         If the model doesn't compute its attention through transformers' interface, or on a backend without
         masks that can be read.
     """
-    for kind in {type(module) for module in hf.modules() if isinstance(module, PreTrainedModel)}:
-        check_interface(kind)
+    if not uses_interface(hf):
+        raise ProbeError(
+            f"{type(hf).__name__} computes its attention in code of its own, not through transformers' "
+            "attention interface: nothing can take part in it."
+        )
     token = _listener.set(listener)
     try:
         with _backends(hf, _registered):
@@ -226,15 +231,6 @@ def from_scratch_backend(hf: PreTrainedModel) -> Iterator[None]:
     """Run ``hf`` with ``attention`` as its attention. Raises as ``listening``."""
     with listening(hf, Call.output):
         yield
-
-
-def check_interface(network_class: type[PreTrainedModel]) -> None:
-    """ProbeError if a kind of network has attention code of its own, which can't be listened to."""
-    if not network_class._can_set_attn_implementation():
-        raise ProbeError(
-            f"{network_class.__name__} computes its attention in code of its own, not through transformers' "
-            "attention interface: its maps can't be captured."
-        )
 
 
 @contextmanager
@@ -332,17 +328,124 @@ class Attention:
     num_heads: int
 
 
+_INPUTS = ("input_ids", "pixel_values", "input_features")
+
+
+def check_kind(network_class: Any, config: PretrainedConfig) -> None:
+    """ProbeError if it can be told from its class that a network's attention won't be seen."""
+    if not issubclass(network_class, PreTrainedModel):
+        return
+    name = network_class.main_input_name
+    if name not in _INPUTS:
+        raise ProbeError(f'{network_class.__name__} takes "{name}", which is not supported.')
+    plain = name == "input_ids" and not config.is_encoder_decoder
+    if not plain and not network_class._can_set_attn_implementation():
+        raise ProbeError(
+            f"{network_class.__name__} computes its attention in code of its own, not through transformers' "
+            "attention interface, and isn't a network of one stack that takes text: it is not supported."
+        )
+
+
+# Positions in the run that finds a network's attentions: different, so that they tell which one it is.
+_SOURCE, _TARGET = 3, 2
+
+
 def attentions(hf: PreTrainedModel) -> tuple[Attention, ...]:
     """The attentions of a network, in the order it computes them, found by running it on very little.
 
     Raises
     ------
     ProbeError
-        As ``listening``; if the network can't be run on its main input alone, or makes no attention call.
+        If the network can't be run on a text, an image or a recording alone; if it makes no attention call
+        that can be seen; if it attends to something else than positions of the input (windows, say).
     """
-    counts: list[int] = []
-    with undisturbed(hf), torch.no_grad(), listening(hf, lambda call: counts.append(call.num_heads)):
-        hf.base_model(input_ids=torch.zeros(1, 2, dtype=torch.long, device=hf.device))
-    if not counts:
+    inputs = _little_input(hf)
+    shapes: list[tuple[int, ...]] = []  # (B, H, Tq, Tk)
+    with undisturbed(hf), torch.no_grad():
+        try:
+            if uses_interface(hf):
+                with listening(hf, lambda call: shapes.append(call.shape)):
+                    hf.base_model(**inputs)
+            else:
+                shapes += [tuple(weights.shape) for weights in own_maps(hf, inputs)]
+        except (TypeError, ValueError, AttributeError) as error:
+            if isinstance(error, ProbeError):
+                raise
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+            given = " and ".join(inputs)
+            raise ProbeError(f"{type(hf).__name__} can't be run on {given} alone: {reason}.") from None
+    if not shapes:
         raise ProbeError(f"{type(hf).__name__} shows no attention: its maps can't be captured.")
-    return tuple(Attention("self", layer, count) for layer, count in enumerate(counts))
+
+    found: list[Attention] = []
+    for batch, heads, queries, keys in shapes:
+        if not hf.config.is_encoder_decoder:
+            kind, regular = "self", queries == keys and ("input_ids" not in inputs or keys == _SOURCE)
+        elif queries == keys:
+            kind, regular = "decoder" if keys == _TARGET else "encoder", True
+        else:
+            kind, regular = "cross", queries == _TARGET
+        if batch != 1 or not regular:
+            raise ProbeError(
+                f"{type(hf).__name__} computes attention over something else than the positions of its input "
+                "(windows or pools of them), which is not supported."
+            )
+        layer = sum(attention.kind == kind for attention in found)
+        found.append(Attention(kind, layer, heads))
+    return tuple(found)
+
+
+def _little_input(hf: PreTrainedModel) -> dict[str, Tensor]:
+    """The smallest input that a network can be run on."""
+    name: str = hf.main_input_name
+    encoder = getattr(hf.config, "encoder", None)
+    config: Any = encoder if isinstance(encoder, PretrainedConfig) else hf.config
+    dtype = hf.dtype
+    shape: tuple[int, ...]
+    if name == "input_ids":
+        shape, dtype = (1, _SOURCE), torch.long
+    elif name == "pixel_values":
+        size = config.image_size
+        shape = (1, config.num_channels, *((size, size) if isinstance(size, int) else size))
+    else:  # spectra, of which Whisper's encoder makes half as many positions
+        shape = (1, config.num_mel_bins, 2 * config.max_source_positions)
+    inputs = {name: torch.zeros(shape, dtype=dtype, device=hf.device)}
+    if hf.config.is_encoder_decoder:
+        inputs["decoder_input_ids"] = torch.zeros(1, _TARGET, dtype=torch.long, device=hf.device)
+    return inputs
+
+
+def uses_interface(hf: PreTrainedModel) -> bool:
+    """Whether all of the network computes its attention where ``listening`` hears it."""
+    parts = {type(module) for module in hf.modules() if isinstance(module, PreTrainedModel)}
+    return all(part._can_set_attn_implementation() for part in parts)
+
+
+def own_maps(hf: PreTrainedModel, inputs: dict[str, Any]) -> tuple[Tensor, ...]:
+    """All maps of a network with attention code of its own, as it returns them: (B, H, T, T) a layer.
+
+    It is a copy that runs, with the same weights: transformers leaves hooks in a network whose maps have been
+    asked for, and only the eager backend has them.
+
+    Raises
+    ------
+    ProbeError
+        If the network doesn't return a (B, H, T, T) map for every layer.
+    """
+    same = {id(tensor): tensor for tensor in (*hf.parameters(), *hf.buffers())}
+    twin: Any = copy.deepcopy(hf.base_model, same)
+    for config in _configurations(twin):
+        config._attn_implementation = "eager"
+    maps = getattr(twin(**inputs, output_attentions=True), "attentions", None)
+    batch, size = inputs["input_ids"].shape if "input_ids" in inputs else (0, 0)
+    if not maps or not all(
+        isinstance(weights, Tensor)
+        and weights.dim() == 4
+        and (weights.shape[0], *weights.shape[2:]) == (batch, size, size)
+        for weights in maps
+    ):
+        raise ProbeError(
+            f"{type(hf).__name__} computes its attention in code of its own, and doesn't return a map of all "
+            "queries and keys for each layer: it is not supported."
+        )
+    return tuple(maps)

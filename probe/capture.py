@@ -9,9 +9,10 @@ ordinary module hooks. Neither replaces anything, and afterwards the network is 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, overload
 
 import torch
@@ -22,7 +23,7 @@ from probe import backend
 from probe.errors import ProbeError
 from probe.families import Site
 from probe.models import Model, resolve
-from probe.tokens import Encoding, Span, Text, encode
+from probe.tokens import Encoding, Span, Text, encode, visible
 
 # Texts are run together until their padded maps would hold this many numbers (256 MB in float32).
 _NUMBERS_AT_ONCE = 64 * 2**20
@@ -73,11 +74,14 @@ class Run:
     Attributes
     ----------
     model_name, source : which model, and where its weights came from.
-    text : the text, or pair of texts.
-    tokens : what each of the T tokens is called.
-    spans : (start, end) of each token in its text, in code points; None if the tokenizer keeps none.
+    text : the text, or pair of texts; for an image or a recording the name and shape of its tensor.
+    tokens : what each of the T tokens is called (or patches of an image, frames of a recording).
+    spans : (start, end) of each token in its text, in code points; None if there are none.
     special : True for special tokens.
     truncated : a sentence saying what was cut, or None.
+    heads : how many heads each layer has, for each kind of attention.
+    maps : the weights that were kept, by kind, layer and head.
+    target : what the decoder was given, its start token first; None for a model without one.
     """
 
     model_name: str
@@ -87,29 +91,53 @@ class Run:
     spans: tuple[Span, ...] | None
     special: tuple[bool, ...]
     truncated: str | None
-    num_layers: int
-    num_heads: int
-    maps: dict[tuple[int, int], Tensor]
+    heads: dict[str, tuple[int, ...]]
+    maps: dict[tuple[str, int, int], Tensor]
+    target: Encoding | None = None
 
-    def weights(self, layer: int, head: int) -> Tensor:
+    def weights(self, layer: int, head: int, kind: str | None = None) -> Tensor:
         """One head's attention weights: (T, T) on the CPU, row = query, column = key; each row sums to 1.
+
+        ``kind`` is for models with an encoder and a decoder: "encoder" is (T, T), "decoder" (S, S), "cross"
+        (S, T), for T tokens of the source and S of the target. A row of a model with sinks sums to less.
 
         Raises
         ------
         ProbeError
             If this run did not keep that head.
         """
+        if kind is None:
+            kind = self._only_kind()
         try:
-            return self.maps[layer, head]
+            return self.maps[kind, layer, head]
         except KeyError:
-            kept = (
-                f"layers 0 to {self.num_layers - 1}, heads 0 to {self.num_heads - 1}"
-                if len(self.maps) == self.num_layers * self.num_heads
-                else ", ".join(f"({one}, {other})" for one, other in sorted(self.maps))
-            )
+            which = f"The {kind} attention of layer" if len(self.heads) > 1 else "Layer"
             raise ProbeError(
-                f"Layer {layer!r}, head {head!r} is not in this run of {self.model_name}, which has {kept}."
+                f"{which} {layer!r}, head {head!r} is not in this run of {self.model_name}, which has "
+                f"{self._kept()}."
             ) from None
+
+    def labels(self, kind: str | None = None) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """What the queries and the keys of a kind of attention are called."""
+        source, target = self.tokens, self.target.tokens if self.target else ()
+        by_kind = {"decoder": (target, target), "cross": (target, source)}
+        return by_kind.get(kind or self._only_kind(), (source, source))
+
+    def _only_kind(self) -> str:
+        if len(self.heads) > 1:
+            kinds = " or ".join(f'kind="{kind}"' for kind in self.heads)
+            raise ProbeError(f"{self.model_name} has several kinds of attention: say {kinds}.")
+        return next(iter(self.heads))
+
+    def _kept(self) -> str:
+        if len(self.heads) == 1 and len(self.maps) == sum(map(sum, self.heads.values())):
+            (heads,) = self.heads.values()
+            return f"layers 0 to {len(heads) - 1}, heads 0 to {max(heads) - 1}"
+        names = [
+            f"({kind}, {layer}, {head})" if len(self.heads) > 1 else f"({layer}, {head})"
+            for kind, layer, head in sorted(self.maps)
+        ]
+        return ", ".join(names if len(names) < 20 else [*names[:19], "..."])
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain numbers, strings and lists."""
@@ -121,19 +149,30 @@ class Run:
             "spans": None if self.spans is None else [list(span) for span in self.spans],
             "special": list(self.special),
             "truncated": self.truncated,
+            **({} if self.target is None else {"target": list(self.target.tokens)}),
             "weights": [
-                {"layer": layer, "head": head, "weights": weights.tolist()}
-                for (layer, head), weights in sorted(self.maps.items())
+                {
+                    **({} if len(self.heads) == 1 else {"kind": kind}),
+                    "layer": layer,
+                    "head": head,
+                    "weights": weights.tolist(),
+                }
+                for (kind, layer, head), weights in sorted(self.maps.items())
             ],
         }
+
+
+# What can be named in ``heads``: a layer, a head of it; a kind of attention, a head of a layer of a kind.
+Heads = Sequence[int | tuple[int, int] | str | tuple[str, int, int]]
 
 
 @overload
 def attend(
     model: Model | str,
-    text_or_texts: Text,
-    heads: Sequence[tuple[int, int] | int] | None = None,
+    text_or_texts: Text | Mapping[str, Tensor],
+    heads: Heads | None = None,
     *,
+    target: str | None = None,
     truncate: bool = False,
     dtype: torch.dtype | None = None,
 ) -> Run: ...
@@ -143,8 +182,9 @@ def attend(
 def attend(
     model: Model | str,
     text_or_texts: list[str] | list[tuple[str, str]] | list[Text],
-    heads: Sequence[tuple[int, int] | int] | None = None,
+    heads: Heads | None = None,
     *,
+    target: list[str] | None = None,
     truncate: bool = False,
     dtype: torch.dtype | None = None,
 ) -> list[Run]: ...
@@ -152,9 +192,10 @@ def attend(
 
 def attend(
     model: Model | str,
-    text_or_texts: Text | Sequence[Text],
-    heads: Sequence[tuple[int, int] | int] | None = None,
+    text_or_texts: Text | Sequence[Text] | Mapping[str, Tensor],
+    heads: Heads | None = None,
     *,
+    target: str | Sequence[str] | None = None,
     truncate: bool = False,
     dtype: torch.dtype | None = None,
 ) -> Run | list[Run]:
@@ -164,12 +205,19 @@ def attend(
     alone; the model itself computes what it always does. The run ends after the last layer that is wanted.
     Texts of different length are run together; each is returned without padding.
 
+    A model with attention code of its own (BLOOM, MPNet, DeBERTa ...) can't be listened to: a copy of it is
+    run on the eager backend, and the weights are those that it returns.
+
     Parameters
     ----------
     model : a loaded model, or a name as for ``load``.
-    text_or_texts : a text, or (first, second) for a model that takes sentence pairs; or a list of either.
-    heads : what to keep: (layer, head) pairs, or the numbers of whole layers, counted from 0. All heads by
-        default.
+    text_or_texts : a text, or (first, second) for a model that takes sentence pairs; or a list of either. For
+        a model of images or sound, what its processor returns for one of them, as tensors: say
+        {"pixel_values": (1, 3, height, width)}.
+    heads : what to keep: (layer, head) pairs, or the numbers of whole layers, counted from 0. For a model
+        with an encoder and a decoder (kind, layer, head) triples, or kinds. All heads by default.
+    target : the text that a model with an encoder and a decoder is to produce, or one for each text. The
+        decoder is given its start token and then this text, as in training.
     truncate : cut a text that is longer than the model's positions; the run then says so.
     dtype : to keep the weights in, float16 to halve their memory, say; the model's by default.
 
@@ -189,14 +237,21 @@ def attend(
     tensor(1.)
     """
     model = resolve(model)
-    wanted = check_heads(model, heads)
+    wanted = _wanted_of(model, heads)
+    if isinstance(text_or_texts, Mapping):
+        return _attend_tensors(model, text_or_texts, wanted, dtype)
     encodings = encode_all(model, text_or_texts, truncate=truncate)
-    kept = len([pair for layer in wanted.values() for pair in layer])
-    maps: list[dict[tuple[int, int], Tensor]] = [{} for _ in encodings]
-    for batch in batches(encodings, kept):
-        _capture(
-            model, [encodings[index] for index in batch], wanted, [maps[index] for index in batch], dtype
+    targets = encode_targets(model, text_or_texts, target, truncate=truncate)
+    maps: list[Maps] = [{} for _ in encodings]
+    for batch in batches(encodings, sum(map(len, wanted.values()))):
+        inputs, _ = batch_inputs(
+            model,
+            [encodings[index] for index in batch],
+            [targets[index] for index in batch] if targets else (),
         )
+        sizes = [_sizes(encodings[index], targets[index] if targets else None) for index in batch]
+        _capture(model, inputs, wanted, sizes, [maps[index] for index in batch], dtype)
+    heads_of = {kind: model.heads_of(kind) for kind in model.kinds}
     runs = [
         Run(
             model.name,
@@ -205,55 +260,163 @@ def attend(
             encoding.tokens,
             encoding.spans,
             encoding.special,
-            encoding.truncated,
-            model.num_layers,
-            model.num_heads,
-            found,
+            encoding.truncated or (targets[index].truncated if targets else None),
+            heads_of,
+            maps[index],
+            targets[index] if targets else None,
         )
-        for encoding, found in zip(encodings, maps, strict=True)
+        for index, encoding in enumerate(encodings)
     ]
     return runs[0] if isinstance(text_or_texts, (str, tuple)) else runs
+
+
+Wanted = dict[tuple[str, int], list[int]]
+Maps = dict[tuple[str, int, int], Tensor]
 
 
 class _Enough(Exception):
     """The last wanted layer has been seen: the rest of the forward pass isn't needed."""
 
 
+Sizes = dict[str, tuple[int, int]]  # of the maps of each kind: queries and keys
+
+
+def _sizes(source: Encoding, target: Encoding | None) -> Sizes:
+    keys = len(source)
+    if target is None:
+        return {"self": (keys, keys)}
+    queries = len(target)
+    return {"encoder": (keys, keys), "decoder": (queries, queries), "cross": (queries, keys)}
+
+
 def _capture(
     model: Model,
-    encodings: Sequence[Encoding],
-    wanted: dict[int, list[int]],
-    maps: Sequence[dict[tuple[int, int], Tensor]],
+    inputs: dict[str, Any],
+    wanted: Wanted,
+    sizes: Sequence[Sizes] | None,
+    maps: Sequence[Maps],
     dtype: torch.dtype | None,
-) -> None:
-    """Run a batch and put each text's maps, without padding, into its dictionary."""
-    layer = -1
+) -> Sizes:
+    """Run a batch and put each item's maps, cut to its sizes, into its dictionary; return the whole sizes.
 
-    def see(call: backend.Call) -> None:
-        nonlocal layer
-        layer += 1
-        if layer in wanted:
-            weights = call.weights(wanted[layer])  # (B, heads, T, T)
-            for row, (encoding, found) in enumerate(zip(encodings, maps, strict=True)):
-                size = len(encoding)
-                for index, head in enumerate(wanted[layer]):
-                    # A clone, because a view would keep the maps of all texts and heads of the layer alive.
-                    one = weights[row, index, :size, :size].to(dtype or weights.dtype, copy=True)
-                    found[layer, head] = one.cpu()
-        if layer == last:
+    Without ``sizes`` (nothing is padded, and how long it is only the network knows) the maps are kept whole.
+    """
+    seen = 0
+    found: Sizes = {}
+    last = max(index for index, one in enumerate(model.attentions) if (one.kind, one.layer) in wanted)
+
+    def keep(shape: tuple[int, ...], weights_of: Callable[[list[int]], Tensor]) -> None:
+        """Called with each attention's (B, H, Tq, Tk) and what gives some of its maps."""
+        nonlocal seen
+        here = model.attentions[seen]
+        if sizes is None:
+            expected = found.get(here.kind, (shape[2], shape[3]))
+        else:
+            every = [one[here.kind] for one in sizes]
+            expected = (max(queries for queries, _ in every), max(keys for _, keys in every))
+        if shape != (len(maps), here.num_heads, *expected):
+            raise ProbeError(
+                f"The {here.kind} attention of layer {here.layer} is over {shape[2]} x {shape[3]} positions "
+                f"where {expected[0]} x {expected[1]} were expected: such maps are not supported."
+            )
+        found[here.kind] = expected
+        if heads := wanted.get((here.kind, here.layer)):
+            weights = weights_of(heads)  # (B, heads, Tq, Tk)
+            for row, kept in enumerate(maps):
+                queries, keys = expected if sizes is None else sizes[row][here.kind]
+                for index, head in enumerate(heads):
+                    # A copy, because a view would keep the maps of all texts and heads of the layer alive.
+                    one = weights[row, index, :queries, :keys].to(dtype or weights.dtype, copy=True)
+                    kept[here.kind, here.layer, head] = one.cpu()
+        seen += 1
+        if seen > last:
             raise _Enough
 
-    last = max(wanted)
-    inputs, _ = batch_inputs(model, encodings)
-    with model.lock, backend.undisturbed(model.hf), torch.no_grad(), backend.listening(model.hf, see):
+    with backend.undisturbed(model.hf), torch.no_grad(), _memory_explained(model, inputs):
         try:
-            with _memory_explained(model, inputs):
-                model.hf.base_model(**inputs)
+            if backend.uses_interface(model.hf):
+                with backend.listening(model.hf, lambda call: keep(call.shape, call.weights)):
+                    model.hf.base_model(**inputs)
+            else:
+                for weights in backend.own_maps(model.hf, inputs):
+                    keep(tuple(weights.shape), partial(_heads_of, weights))
         except _Enough:
-            return
+            return found
     raise ProbeError(
-        f"The run ended after {layer + 1} attention layers, before layer {last}: the network has been "
-        "altered. Load it again with probe.load."
+        f"The run ended after {seen} of {last + 1} attention layers: the network has been altered. Load it "
+        "again with probe.load."
+    )
+
+
+def _heads_of(weights: Tensor, heads: list[int]) -> Tensor:
+    return weights[:, heads]
+
+
+def _attend_tensors(
+    model: Model, inputs: Mapping[str, Tensor], wanted: Wanted, dtype: torch.dtype | None
+) -> Run:
+    """``attend`` for what a processor makes of an image or a recording."""
+    name = model.hf.main_input_name
+    if model.takes_text:
+        raise ProbeError(f"{model.name} takes text: give the text itself, not tensors.")
+    needed = [name, *(["decoder_input_ids"] if model.has_target else [])]
+    for key in needed:
+        value = inputs.get(key)
+        if not isinstance(value, Tensor) or len(value) != 1:
+            raise ProbeError(f'Give {model.name} "{key}" as a tensor of one item: its first dimension is 1.')
+    given = {
+        key: value.to(model.device, model.dtype if value.is_floating_point() else None)
+        for key, value in inputs.items()
+    }
+    maps: Maps = {}
+    sizes = _capture(model, given, wanted, None, [maps], dtype)
+    tokens = _positions(model, inputs[name], sizes["encoder" if model.has_target else "self"][0])
+    target = _target_of_ids(model, inputs["decoder_input_ids"][0].tolist()) if model.has_target else None
+    return Run(
+        model.name,
+        model.source,
+        f"{name} {tuple(inputs[name].shape)}",
+        tokens,
+        None,
+        tuple(token.startswith("[") for token in tokens),
+        None,
+        {kind: model.heads_of(kind) for kind in model.kinds},
+        maps,
+        target,
+    )
+
+
+def _positions(model: Model, tensor: Tensor, count: int) -> tuple[str, ...]:
+    """What the positions are called that a network has made of an image or a recording."""
+    if model.hf.main_input_name != "pixel_values":
+        return tuple(f"frame {index}" for index in range(count))
+    config: Any = getattr(model.hf.config, "encoder", model.hf.config)
+    sides = config.patch_size if isinstance(config.patch_size, Sequence) else (config.patch_size,) * 2
+    rows, columns = (length // side for length, side in zip(tensor.shape[-2:], sides, strict=True))
+    extra = count - rows * columns  # a class token and its like stand before the patches
+    if extra < 0:
+        return tuple(f"position {index}" for index in range(count))
+    names = [f"[{index}]" if index else "[CLS]" for index in range(extra)]
+    return (*names, *(f"row {row}, column {column}" for row in range(rows) for column in range(columns)))
+
+
+def _target_of_ids(model: Model, ids: list[int]) -> Encoding:
+    """Token ids that were given as such."""
+    tokenizer: Any = model.tokenizer
+    if tokenizer is None:
+        tokens, special = [f"token {index}" for index in ids], [False] * len(ids)
+    else:
+        tokens = [visible(tokenizer.decode([index])) for index in ids]
+        special = [index in tokenizer.all_special_ids for index in ids]
+    return Encoding(
+        text=" ".join(tokens),
+        ids=tuple(ids),
+        tokens=tuple(tokens),
+        spans=None,
+        special=tuple(special),
+        words=None,
+        segments=(0,) * len(ids),
+        segment_ids_used=False,
     )
 
 
@@ -273,7 +436,7 @@ def watch(model: Model, encoding: Encoding, see: Callable[[int, Tensor, Tensor |
 
     def show(call: backend.Call) -> None:
         nonlocal seen
-        weights = call.weights(range(call.num_heads))[0]  # (1, H, T, T) -> (H, T, T)
+        weights = call.weights(range(call.shape[1]))[0]  # (1, H, T, T) -> (H, T, T)
         see(seen, weights, None if call.mask is None else call.mask.expand(1, *weights.shape)[0])
         seen += 1
 
@@ -298,35 +461,56 @@ def _memory_explained(model: Model, inputs: dict[str, Any]) -> Iterator[None]:
         yield
     except torch.OutOfMemoryError:
         raise ProbeError(
-            f"The memory of {model.device} does not suffice for {inputs['input_ids'].shape[1]} tokens: "
-            'give a shorter text, or load the model with device="cpu".'
+            f"The memory of {model.device} does not suffice for an input of shape "
+            f"{tuple(inputs[model.hf.main_input_name].shape)}: give a shorter one, or load the model with "
+            'device="cpu".'
         ) from None
 
 
-def check_heads(model: Model, heads: Sequence[tuple[int, int] | int] | None) -> dict[int, list[int]]:
-    """The heads to keep, by layer."""
+def _wanted_of(model: Model, heads: Heads | None) -> Wanted:
+    """The heads to keep, by kind and layer."""
     if heads is None:
-        heads = range(model.num_layers)
-    wanted: dict[int, list[int]] = {}
-    for item in heads:
-        if isinstance(item, int) and not isinstance(item, bool):
-            model.check_head(item)
-            wanted[item] = list(range(model.heads_per_layer[item]))
-        elif isinstance(item, Sequence) and not isinstance(item, str) and len(item) == 2:
-            layer, head = item
-            model.check_head(layer, head)
-            if head not in wanted.setdefault(layer, []):
-                wanted[layer].append(head)
-        else:
-            raise ProbeError(
-                "heads must be (layer, head) pairs such as [(0, 0), (4, 5)], or numbers of layers; "
-                f"{item!r} is neither."
-            )
-    if not wanted:
+        heads = model.kinds
+    if not heads:
         raise ProbeError(
             "heads is empty: name at least one (layer, head) pair, or leave it out for all of them."
         )
+    wanted: Wanted = {}
+    for item in heads:
+        for kind, layer, chosen in _parse(model, item):
+            kept = wanted.setdefault((kind, layer), [])
+            kept += [head for head in chosen if head not in kept]
     return wanted
+
+
+def _parse(model: Model, item: Any) -> Iterator[tuple[str, int, list[int]]]:
+    """One entry of ``heads`` as kind, layer and heads."""
+    only = model.kinds[0] if len(model.kinds) == 1 else None
+    match item:
+        case str() if item in model.kinds:
+            for layer, count in enumerate(model.heads_of(item)):
+                yield item, layer, list(range(count))
+        case int() if only and not isinstance(item, bool):
+            model.check_head(item)
+            yield only, item, list(range(model.heads_per_layer[item]))
+        case (layer, head) if only:
+            model.check_head(layer, head)
+            yield only, layer, [head]
+        case (str() as kind, layer, head):
+            model.check_head(layer, head, kind)
+            yield kind, layer, [head]
+        case _:
+            wanted = (
+                "(layer, head) pairs such as [(0, 0), (4, 5)], or numbers of layers"
+                if only
+                else f"(kind, layer, head) triples, or kinds: {', '.join(model.kinds)}"
+            )
+            raise ProbeError(f"heads must be {wanted}; {item!r} is neither.")
+
+
+def check_heads(model: Model, heads: Sequence[tuple[int, int] | int] | None) -> dict[int, list[int]]:
+    """(layer, head) pairs and layers as heads by layer, for a model with one kind of attention."""
+    return {layer: chosen for (_, layer), chosen in _wanted_of(model, heads).items()}
 
 
 def batches(encodings: Sequence[Encoding], heads: int) -> Iterator[list[int]]:
@@ -364,9 +548,76 @@ def encode_for(model: Model, text: Text, *, truncate: bool = False) -> Encoding:
     """Tokenise a text, or a pair, for a model; see ``tokens.encode`` for the errors."""
     if isinstance(text, tuple) and not model.has_pairs:
         raise ProbeError(f"{model.name} takes one text, not a sentence pair: give a single string.")
+    if not model.takes_text:
+        raise ProbeError(
+            f"{model.name} takes no text: give what its processor returns, "
+            f'{{"{model.hf.main_input_name}": ...}}.'
+        )
     embeddings: Any = model.hf.get_input_embeddings()
     with model.lock:  # a tokenizer keeps its truncation settings on itself
         return encode(model.tokenizer, text, model.max_tokens, embeddings.num_embeddings, truncate=truncate)
+
+
+def encode_targets(
+    model: Model,
+    sources: Text | Sequence[Text],
+    targets: str | Sequence[str] | None,
+    *,
+    truncate: bool = False,
+) -> list[Encoding]:
+    """What the decoder is given for each source; empty for a model without one.
+
+    Raises
+    ------
+    ProbeError
+        If the model has a decoder and there isn't one target for each source, or none and there is one.
+    """
+    if not model.has_target:
+        if targets is not None:
+            raise ProbeError(f"{model.name} has no decoder beside an encoder: it takes no target.")
+        return []
+    if targets is None:
+        raise ProbeError(
+            f"{model.name} has an encoder and a decoder: give the decoder's text too, as target."
+        )
+    alone = isinstance(sources, (str, tuple))
+    if isinstance(targets, str) != alone or (not alone and len(targets) != len(sources)):
+        raise ProbeError("Give one target for each text.")
+    return [
+        _encode_target(model, target, truncate=truncate)
+        for target in ([targets] if isinstance(targets, str) else targets)
+    ]
+
+
+def _encode_target(model: Model, text: str, *, truncate: bool) -> Encoding:
+    """A text shifted by one: the start token, and then the text without the token that ends it.
+
+    At each position the decoder is to produce the token of the next (Vaswani et al. 2017, section 3.1).
+    """
+    settings = (model.hf.config, getattr(model.hf, "generation_config", None))
+    starts = [getattr(one, "decoder_start_token_id", None) for one in settings]
+    start = next((token for token in starts if token is not None), None)
+    if start is None:
+        raise ProbeError(
+            f"{model.name} doesn't say which token its decoder starts with: set decoder_start_token_id in "
+            "its configuration."
+        )
+    decoder: Any = model.hf.get_decoder()
+    size = decoder.get_input_embeddings().num_embeddings
+    with model.lock:
+        given = encode(
+            model.tokenizer, text, model.max_target_tokens, size, truncate=truncate, as_target=True
+        )
+    end = len(given) - 1 if given.special[-1] else len(given)
+    return replace(
+        given,
+        ids=(start, *given.ids[:end]),
+        tokens=(visible(str(model.tokenizer.convert_ids_to_tokens(start))), *given.tokens[:end]),
+        spans=None if given.spans is None else ((0, 0), *given.spans[:end]),
+        special=(True, *given.special[:end]),
+        words=None if given.words is None else (None, *given.words[:end]),
+        segments=(0, *given.segments[:end]),
+    )
 
 
 def record(
@@ -411,26 +662,29 @@ def record(
     return Recording(model, tuple(encodings), attention_mask, layers, causal, getattr(result, "logits", None))
 
 
-def batch_inputs(model: Model, encodings: Sequence[Encoding]) -> tuple[dict[str, Any], Tensor]:
-    """Model inputs (B, T), padded on the right, and the mask of real tokens."""
-    lengths = [len(encoding) for encoding in encodings]
-    longest = max(lengths)
-    # Padding is masked out, so any id of the vocabulary will do where a tokenizer has none for it (GPT-2).
-    padding = model.tokenizer.pad_token_id if model.tokenizer.pad_token_id is not None else 0
-
-    def rows(values: Sequence[Sequence[int]], fill: int) -> Tensor:
-        return torch.tensor([[*row, *[fill] * (longest - len(row))] for row in values], device=model.device)
-
-    mask = torch.arange(longest, device=model.device) < torch.tensor(lengths, device=model.device)[:, None]
-    inputs: dict[str, Any] = {
-        "input_ids": rows([encoding.ids for encoding in encodings], padding),
-        "attention_mask": mask.long(),
-    }
+def batch_inputs(
+    model: Model, encodings: Sequence[Encoding], targets: Sequence[Encoding] = ()
+) -> tuple[dict[str, Any], Tensor]:
+    """Model inputs (B, T), and (B, S) for targets, padded on the right, and the mask of real tokens."""
+    inputs, mask = _padded(model, encodings)
     if encodings[0].segment_ids_used:
-        inputs["token_type_ids"] = rows([encoding.segments for encoding in encodings], 0)
+        segments = [[*one.segments, *[0] * (mask.shape[1] - len(one))] for one in encodings]
+        inputs["token_type_ids"] = torch.tensor(segments, device=model.device)
+    if targets:
+        inputs |= {f"decoder_{name}": value for name, value in _padded(model, targets)[0].items()}
     if "use_cache" in inspect.signature(model.hf.base_model.forward).parameters:
         inputs["use_cache"] = False
     return inputs, mask
+
+
+def _padded(model: Model, encodings: Sequence[Encoding]) -> tuple[dict[str, Any], Tensor]:
+    longest = max(map(len, encodings))
+    # Padding is masked out, so any id of the vocabulary will do where a tokenizer has none for it (GPT-2).
+    padding = model.tokenizer.pad_token_id if model.tokenizer.pad_token_id is not None else 0
+    ids = [[*one.ids, *[padding] * (longest - len(one))] for one in encodings]
+    lengths = torch.tensor([len(one) for one in encodings], device=model.device)
+    mask = torch.arange(longest, device=model.device) < lengths[:, None]
+    return {"input_ids": torch.tensor(ids, device=model.device), "attention_mask": mask.long()}, mask
 
 
 class _Listener:

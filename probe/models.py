@@ -45,14 +45,14 @@ class Model:
     Attributes
     ----------
     hf : the transformers network itself.
-    tokenizer : its tokenizer.
+    tokenizer : its tokenizer; a network that takes images or sound may come without.
     name : the full name: a Hub id, a bundled model's name, or the folder.
     source : where the weights were taken from, in words.
     folder : the folder they lie in; None for a network that was handed over as an object.
     revision : the commit on the Hub, where there is one.
     family : what is known about this kind of network; None if its attention can only be watched, not taken
         apart.
-    heads_per_layer : how many heads each layer's attention has.
+    attentions : every attention of a forward pass, in the order they are computed.
     lock : held during every run, so that threads take turns; one for all models.
     """
 
@@ -63,8 +63,22 @@ class Model:
     folder: Path | None
     revision: str | None
     family: Family | None = field(repr=False)
-    heads_per_layer: tuple[int, ...] = field(repr=False)
+    attentions: tuple[backend.Attention, ...] = field(repr=False)
     lock: threading.RLock = field(default=backend.LOCK, repr=False)
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds of attention it has: "self", or "encoder", "decoder" and "cross"."""
+        return tuple(dict.fromkeys(attention.kind for attention in self.attentions))
+
+    def heads_of(self, kind: str) -> tuple[int, ...]:
+        """How many heads each layer's attention of a kind has."""
+        return tuple(attention.num_heads for attention in self.attentions if attention.kind == kind)
+
+    @property
+    def heads_per_layer(self) -> tuple[int, ...]:
+        """How many heads each layer's attention has; the encoder's, if there is a decoder too."""
+        return self.heads_of(self.kinds[0])
 
     @property
     def num_layers(self) -> int:
@@ -106,8 +120,12 @@ class Model:
         """The longest text in tokens, special tokens included; None if the network sets no limit."""
         if self.family is not None:
             return self.family.max_tokens(self.hf)
-        limit = getattr(self.hf.config.get_text_config(), "max_position_embeddings", None)
-        return limit if isinstance(limit, int) and limit > 0 else None
+        return _positions(self.hf.config, "encoder")
+
+    @property
+    def max_target_tokens(self) -> int | None:
+        """The same for the target of a network with a decoder."""
+        return _positions(self.hf.config, "decoder")
 
     @property
     def causal(self) -> bool:
@@ -118,6 +136,16 @@ class Model:
     def has_pairs(self) -> bool:
         """Whether it takes a second sentence."""
         return self.family is not None and self.family.pairs
+
+    @property
+    def has_target(self) -> bool:
+        """Whether it has a decoder that takes a text of its own."""
+        return bool(self.hf.config.is_encoder_decoder)
+
+    @property
+    def takes_text(self) -> bool:
+        """Whether it takes text; others take the tensors that their processor makes of images or sound."""
+        return self.hf.main_input_name == "input_ids"
 
     @property
     def predicts_words(self) -> bool:
@@ -147,23 +175,37 @@ class Model:
         lines = "".join(f"{digest}  {name}\n" for name, digest in digests.items())
         return hashlib.sha256(lines.encode()).hexdigest()
 
-    def check_head(self, layer: int, head: int | None = None) -> None:
-        """Refuse a layer or head that this model doesn't have.
+    def check_head(self, layer: int, head: int | None = None, kind: str | None = None) -> None:
+        """Refuse a layer or head that this model doesn't have; the kind is the first of ``kinds`` by default.
 
         Raises
         ------
         ProbeError
             Naming the allowed range.
         """
+        if kind is not None and kind not in self.kinds:
+            raise ProbeError(
+                f"There is no {kind!r} attention in {self.name}: it has {', '.join(self.kinds)}."
+            )
+        heads = self.heads_of(kind or self.kinds[0])
+        of = "" if kind is None or len(self.kinds) == 1 else f"the {kind} attention of "
         for what, value in (("layer", layer), ("head", head)):
             if value is None:
                 continue
-            count = self.num_layers if what == "layer" else self.heads_per_layer[layer]
+            count = len(heads) if what == "layer" else heads[layer]
             if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < count:
                 raise ProbeError(
-                    f"There is no {what} {value!r} in {self.name}: it has {count} {what}s"
+                    f"There is no {what} {value!r} in {of}{self.name}: it has {count} {what}s"
                     f"{' in each layer' if what == 'head' else ''}, counted from 0 to {count - 1}."
                 )
+
+
+def _positions(config: Any, part: str) -> int | None:
+    """How many positions a configuration, or that of its encoder or decoder, says there are."""
+    config = getattr(config, part, config) if config.is_encoder_decoder else config.get_text_config()
+    names = ("max_target_positions",) if part == "decoder" else ()
+    limits = [getattr(config, name, None) for name in (*names, "max_position_embeddings")]
+    return next((limit for limit in limits if isinstance(limit, int) and limit > 0), None)
 
 
 def load(
@@ -248,8 +290,8 @@ def _wrap(network: nn.Module, tokenizer: PreTrainedTokenizerBase | None) -> Mode
             f"A network must be a transformers PreTrainedModel, not a {type(network).__name__}; "
             "give the inner model if it is wrapped."
         )
-    _check_supported(network.config, type(network))
-    if tokenizer is None:
+    backend.check_kind(type(network), network.config)
+    if tokenizer is None and network.main_input_name == "input_ids":
         raise ProbeError("Give the tokenizer too: probe.load(network, tokenizer=...).")
     name = network.config.name_or_path or type(network).__name__
     return _model(network, tokenizer, name, "given as an object", None, None)
@@ -377,8 +419,8 @@ def _load_folder(
     except (OSError, ValueError, KeyError) as error:
         raise ProbeError(f"{folder / 'config.json'} can't be used: {_first_line(error)}") from None
     network_class = _network_class(config)
-    _check_supported(config, network_class)
-    if tokenizer is None:
+    backend.check_kind(network_class, config)
+    if tokenizer is None and getattr(network_class, "main_input_name", "input_ids") == "input_ids":
         try:
             tokenizer = AutoTokenizer.from_pretrained(folder, **local)
         except Exception as error:  # tokenizers raises bare Exceptions for damaged files
@@ -402,38 +444,22 @@ def _load_folder(
     return _model(hf, tokenizer, name, source, folder, revision)
 
 
-def _check_supported(config: Any, network_class: Any) -> None:
-    """Refuse, before any work, a kind of network whose attention can't be seen."""
-    kind = f'Models of type "{config.model_type}"'
-    if find_family(config) is not None:
-        return
-    if config.is_encoder_decoder:
-        raise ProbeError(
-            f"{kind} have an encoder and a decoder, which is not supported yet: give one of the two."
-        )
-    if issubclass(network_class, PreTrainedModel) and network_class.main_input_name != "input_ids":
-        raise ProbeError(f"{kind} don't take text, which is not supported yet.")
-    if issubclass(network_class, PreTrainedModel) and not network_class._can_set_attn_implementation():
-        raise ProbeError(
-            f"{kind} are not supported: they compute attention in code of their own, not through "
-            "transformers' attention interface, where it can be captured."
-        )
-
-
 def _model(
     hf: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizer: Any,
     name: str,
     source: str,
     folder: Path | None,
     revision: str | None,
 ) -> Model:
     family = find_family(hf.config)
-    if family is not None:
-        heads = tuple(site.num_heads for site in family.sites(hf))
+    if family is None:
+        attentions = backend.attentions(hf)
     else:
-        heads = tuple(attention.num_heads for attention in backend.attentions(hf))
-    return Model(hf, tokenizer, name, source, folder, revision, family, heads)
+        attentions = tuple(
+            backend.Attention("self", layer, site.num_heads) for layer, site in enumerate(family.sites(hf))
+        )
+    return Model(hf, tokenizer, name, source, folder, revision, family, attentions)
 
 
 @contextmanager

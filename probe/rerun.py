@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from probe import backend
-from probe.capture import batch_inputs, encode_for
+from probe.capture import batch_inputs, encode_for, encode_targets
 from probe.models import Model, resolve
 from probe.tokens import Text
 
@@ -22,7 +22,7 @@ class FromScratchRun:
     Attributes
     ----------
     model_name, source : which model.
-    text, tokens, truncated : as in a ``Run``; T tokens.
+    text, tokens, truncated : as in a ``Run``; T tokens, of the target if there is one.
     what : "logits" for a model with a head for words, else "last hidden state".
     from_scratch, model : (T, vocabulary) or (T, d_model), on the CPU.
     """
@@ -49,17 +49,23 @@ class FromScratchRun:
         )
 
 
-def run_from_scratch(model: Model | str, text: Text, *, truncate: bool = False) -> FromScratchRun:
+def run_from_scratch(
+    model: Model | str, text: Text, *, target: str | None = None, truncate: bool = False
+) -> FromScratchRun:
     """Run a model twice: on its own backend, and with ``attention`` in place of it in every layer.
+
+    ``target`` is the decoder's text, for a model with an encoder and a decoder; the result is then about it.
 
     Raises
     ------
     ProbeError
-        If there is no such model, or the text can't be taken.
+        If there is no such model, the text can't be taken, or its attention is code of its own.
     """
     model = resolve(model)
     encoding = encode_for(model, text, truncate=truncate)
-    inputs, _ = batch_inputs(model, [encoding])
+    targets = encode_targets(model, text, target, truncate=truncate)
+    inputs, _ = batch_inputs(model, [encoding], targets)
+    shown = targets[0] if targets else encoding
     network = model.hf if model.predicts_words else model.hf.base_model
 
     def output() -> Tensor:
@@ -67,7 +73,7 @@ def run_from_scratch(model: Model | str, text: Text, *, truncate: bool = False) 
         values: Tensor = result.logits if model.predicts_words else result.last_hidden_state
         return values[0].cpu()
 
-    with model.lock, backend.undisturbed(model.hf), torch.no_grad():
+    with backend.undisturbed(model.hf), torch.no_grad():
         own = output()
         with backend.from_scratch_backend(model.hf):
             from_scratch = output()
@@ -75,8 +81,8 @@ def run_from_scratch(model: Model | str, text: Text, *, truncate: bool = False) 
         model_name=model.name,
         source=model.source,
         text=text,
-        tokens=encoding.tokens,
-        truncated=encoding.truncated,
+        tokens=shown.tokens,
+        truncated=encoding.truncated or shown.truncated,
         what="logits" if model.predicts_words else "last hidden state",
         from_scratch=from_scratch,
         model=own,

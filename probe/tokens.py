@@ -103,7 +103,7 @@ def encode(
 ) -> Encoding:
     """Tokenise ``text`` for a model of ``max_tokens`` positions; None is no limit.
 
-    With ``as_target`` it is tokenised as a decoder's text, which some tokenizers do in another way (Marian's).
+    With ``as_target`` it is tokenised as a decoder's text, which some tokenizers do otherwise (Marian's).
 
     Raises
     ------

@@ -62,8 +62,8 @@ def run_of(labels: tuple[str, ...], weights: torch.Tensor | None = None) -> prob
     size = len(labels)
     return probe.Run(
         model_name="made-up", source="here", text="", tokens=labels, spans=None, special=(False,) * size,
-        truncated=None, num_layers=1, num_heads=1,
-        maps={(0, 0): torch.full((size, size), 1 / size) if weights is None else weights},
+        truncated=None, heads={"self": (1,)},
+        maps={("self", 0, 0): torch.full((size, size), 1 / size) if weights is None else weights},
     )  # fmt: skip
 
 
