@@ -1,0 +1,85 @@
+"""Texts and computations that the tests of the Hugging Face side share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModel, AutoTokenizer
+
+import probe
+from probe import Model
+
+STORY = (
+    "Once upon a time there was a little girl named Lily who lived near a big green forest. One day she "
+    "found a small bird under a tree, and its wing was hurt, so she took it home and gave it water. "
+)
+
+# Languages, code, numbers, emoji, repetition, odd spacing, special tokens; from one word to the model's limit.
+SHORT_TEXTS = (
+    "Hello",
+    "The cat sat on the mat.",
+    "the cat and the dog and the cat and the dog and the cat and the dog",
+    "Unbelievably, the photosynthesizing begonias flourished!",
+    "Le cœur a ses raisons que la raison ne connaît point.",
+    "Die Würde des Menschen ist unantastbar; sie zu achten ist Verpflichtung aller staatlichen Gewalt.",
+    "Все счастливые семьи похожи друг на друга.",
+    "千里之行，始于足下。",
+    "كان يا ما كان في قديم الزمان",
+    "İstanbul'da naïve bir café",
+    "def add(a: int, b: int) -> int:\n    return a + b  # 1 + 1 == 2\n",
+    '{"name": "Ada", "born": 1815, "tags": ["x", null, 3.5e-4]}',
+    "3.14159 26535 89793 23846 26433 83279",
+    "a \U0001f468\u200d\U0001f469\u200d\U0001f467 b \U0001f642\U0001f642 \U0001f1e9\U0001f1f0 c",
+    "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa",
+    "  two  spaces\tand a tab \n\n and line ends ",
+)
+
+
+@pytest.fixture(scope="session")
+def varied_texts() -> Callable[[Model], list[probe.tokens.Text]]:
+    """`varied_texts(model)`: 20 texts or more, the longest as long as the model takes; pairs where it takes them."""
+
+    def make(model: Model) -> list[probe.tokens.Text]:
+        texts: list[probe.tokens.Text] = [*SHORT_TEXTS]
+        texts += [fitted(model, STORY * 20, count) for count in (64, 128, model.max_tokens // 2)]
+        # No sentence repeated: other words, and another spread of attention, up to the last position.
+        texts.append(
+            fitted(model, " ".join(f"{n} is {n * n} squared." for n in range(200)), model.max_tokens)
+        )
+        if model.has_pairs:
+            texts += [
+                ("Who sat on the mat?", "The cat sat on the mat."),
+                ("Où est le chat ?", STORY),
+                ("a", "b"),
+            ]
+        return texts
+
+    return make
+
+
+def fitted(model: Model, text: str, num_tokens: int) -> str:
+    """The start of `text` that has exactly `num_tokens` tokens, special tokens included."""
+    spans = model.tokenizer(text, return_offsets_mapping=True, verbose=False)["offset_mapping"]
+    added = 2 if model.has_pairs else 0
+    assert len(spans) >= num_tokens
+    cut = text[: spans[num_tokens - 1 - added // 2][1]]
+    assert len(model.tokenizer(cut)["input_ids"]) == num_tokens
+    return cut
+
+
+def eager_attentions(
+    folder: Path, texts: list[str], dtype: torch.dtype = torch.float32
+) -> list[torch.Tensor]:
+    """transformers' own maps from a network loaded here: for each text (layers, heads, T, T)."""
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    network = AutoModel.from_pretrained(folder, attn_implementation="eager", dtype=dtype).eval()
+    maps = []
+    for text in texts:
+        pair = text if isinstance(text, tuple) else (text,)
+        with torch.no_grad():
+            output = network(**tokenizer(*pair, return_tensors="pt"), output_attentions=True)
+        maps.append(torch.cat(output.attentions))
+    return maps
