@@ -26,7 +26,7 @@ from probe import Model
 
 WORDS = (
     "one day a girl went to the park with her dog and they saw a big red ball near the old tree so she ran "
-    "to it and the dog ran too but the ball was not there and she was sad until her mom said look up in the sky "
+    "to it and the dog ran too but the ball was not there and she was sad until her mom said look up there "
 )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ STORY = (
     "found a small bird under a tree, and its wing was hurt, so she took it home and gave it water. "
 )
 
-# Languages, code, numbers, emoji, repetition, odd spacing, special tokens; from one word to the model's limit.
+# Languages, code, numbers, emoji, repetition, odd spacing.
 SHORT_TEXTS = (
     "Hello",
     "The cat sat on the mat.",
@@ -40,10 +41,11 @@ SHORT_TEXTS = (
 
 @pytest.fixture(scope="session")
 def varied_texts() -> Callable[[Model], list[probe.tokens.Text]]:
-    """`varied_texts(model)`: 20 texts or more, the longest as long as the model takes; pairs where it takes them."""
+    """`varied_texts(model)`: 20 texts or more, up to the model's limit; pairs where it takes them."""
 
     def make(model: Model) -> list[probe.tokens.Text]:
         texts: list[probe.tokens.Text] = [*SHORT_TEXTS]
+        assert model.max_tokens is not None
         texts += [fitted(model, STORY * 20, count) for count in (64, 128, model.max_tokens // 2)]
         # No sentence repeated: other words, and another spread of attention, up to the last position.
         texts.append(
@@ -71,7 +73,7 @@ def fitted(model: Model, text: str, num_tokens: int) -> str:
 
 
 def eager_attentions(
-    folder: Path, texts: list[str], dtype: torch.dtype = torch.float32
+    folder: Path, texts: list[Any], dtype: torch.dtype = torch.float32
 ) -> list[torch.Tensor]:
     """transformers' own maps from a network loaded here: for each text (layers, heads, T, T)."""
     tokenizer = AutoTokenizer.from_pretrained(folder)

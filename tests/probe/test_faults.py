@@ -24,7 +24,7 @@ from probe.families import Projection, Site
 
 TEXT = (
     "Once upon a time there was a little girl named Lily who lived near a big green forest. One day she "
-    "found a small bird under a tree; its wing was hurt, so she took it home, and gave it some water and bread."
+    "found a small bird under a tree; its wing was hurt, so she took it home, and gave it water and bread."
 )
 SHORT = "The cat sat on the mat, and it was warm."
 LAYERS = ("first", "middle", "last")
