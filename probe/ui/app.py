@@ -18,12 +18,13 @@ from probe.ui.state import Focus, Options, Screen, Session, look
 from probe.ui.steps import Steps
 from probe.ui.verify import Verify
 
-# Runs of a model take turns; looking at another layer or head of a kept result does not wait for them.
+# Runs of a model take turns; looking at another layer or head of a kept result does not wait for them. Looks
+# take turns too, so that answers come in the order of the questions and the newest one stays on the page.
 _RUN: dict[str, Any] = {"api_visibility": "private", "concurrency_id": "run", "concurrency_limit": 1}
 _LOOK: dict[str, Any] = {
     "api_visibility": "private",
     "concurrency_id": "look",
-    "concurrency_limit": 8,
+    "concurrency_limit": 1,
     "show_progress": "hidden",
     "trigger_mode": "always_last",
 }
@@ -35,7 +36,11 @@ class Page:
     def __init__(self) -> None:
         self.session = gr.State(Session())
         self.focus = gr.State(Focus())
-        self.view = gr.State("")  # empty until ``open`` has answered
+        # Both live in the browser: which view is in sight, and which one the last answer filled. The latter
+        # is empty until ``open`` has answered: what the page sends before that are the first values of its
+        # controls, not those that the address asks for.
+        self.view = gr.Textbox("compare", visible=False)
+        self.filled_view = gr.Textbox("", visible=False)
         self.header = Header()
         with gr.Tabs(elem_id="views") as self.tabs:
             self.compare, self.masks, self.steps, self.verify = Compare(), Masks(), Steps(), Verify()
@@ -53,7 +58,11 @@ class Page:
         ]
         self.typed = [self.header.sentence, self.header.second, *(half.model for half in halves)]
         self.looked = [self.session, self.focus, self.view, *self.heads, *self.options]
-        self.shown = [*(output for view in self.views for output in view.outputs), self.share]
+        self.shown = [
+            *(output for view in self.views for output in view.outputs),
+            self.share,
+            self.filled_view,
+        ]
 
     # ---- from inputs to a screen, from a screen to outputs
 
@@ -73,7 +82,7 @@ class Page:
         values: list[Any] = []
         for view in self.views:
             values += view.render(screen) if view.id == screen.view else [gr.skip()] * len(view.outputs)
-        return [*values, self.shared(screen)]
+        return [*values, self.shared(screen), screen.view]
 
     def shared(self, screen: Screen) -> dict[str, Any]:
         """The value of ``self.share``."""
@@ -131,21 +140,21 @@ class Page:
         """One of the example sentences was chosen."""
         return [text, *self.run(text, *rest)]
 
-    def move(self, *looked: Any) -> list[Any]:
+    def move(self, filled_view: str, *looked: Any) -> list[Any]:
         """Another layer, head or way of showing: no model is run."""
-        if not looked[2]:
-            return [gr.skip()] * len(self.shown)
-        return self.filled(self.screen(*looked))
+        return self.filled(self.screen(*looked)) if filled_view else self.nothing()
 
-    def turn(self, view: str, session: Session, focus: Focus, old_view: str, *place: Any) -> list[Any]:
-        """Another view was opened.
+    def turn(self, filled_view: str, *looked: Any) -> list[Any]:
+        """A view came into sight: fill it, unless the last answer has.
 
-        Gradio also calls this when the page appears, before ``open`` has said what to show: then there is
-        nothing to do.
+        Gradio also says so of the first view when the page appears, and of a view that was opened from here.
         """
-        if not old_view:
-            return [gr.skip()] * (1 + len(self.shown))
-        return [view, *self.filled(self.screen(session, focus, view, *place))]
+        view = looked[self.looked.index(self.view)]
+        return self.nothing() if filled_view in ("", view) else self.filled(self.screen(*looked))
+
+    def nothing(self) -> list[Any]:
+        """Leaves ``self.shown`` as it is."""
+        return [gr.skip()] * len(self.shown)
 
     def pick(self, slot: int) -> Callable[..., list[Any]]:
         """What happens when a token or a cell is chosen: a cell is opened in the steps."""
@@ -154,18 +163,19 @@ class Page:
             screen = self.screen(*looked)
             comparison = screen.halves[slot].comparison
             if comparison is None:
-                return [gr.skip()] * (3 + len(self.shown))
+                return [gr.skip(), gr.skip(), gr.skip(), *self.nothing()]
             whole, _ = grouping(comparison.encoding, screen.options)
             query, key = (_position(whole.pieces, event._data.get(name)) for name in ("row", "col"))
             if query is None:
-                return [gr.skip()] * (3 + len(self.shown))
+                return [gr.skip(), gr.skip(), gr.skip(), *self.nothing()]
             focus = screen.focus.chose(slot, query, key)
             halves = list(screen.halves)
             halves[slot] = replace(halves[slot], query=query)
             screen = replace(screen, focus=focus, halves=(halves[0], halves[1]))
             if key is None:
-                untouched = [gr.skip()] * (len(self.shown) - 1)
-                return [focus, screen.view, gr.skip(), *untouched, self.shared(screen)]
+                shown = self.nothing()
+                shown[self.shown.index(self.share)] = self.shared(screen)
+                return [focus, gr.skip(), gr.skip(), *shown]
             screen = replace(screen, view=self.steps.id)
             return [focus, screen.view, gr.Tabs(selected=screen.view), *self.filled(screen)]
 
@@ -177,7 +187,7 @@ class Page:
             focus = Focus(focus.queries, event._data["slot"])
         elif isinstance(event._data.get("query"), int):
             focus = focus.chose(focus.slot, event._data["query"])
-        return [focus, *self.move(session, focus, *place)]
+        return [focus, *self.filled(self.screen(session, focus, *place))]
 
     def choose_head(self, slot: int) -> Callable[..., list[Any]]:
         """What happens when a cell of a layer x head picture is chosen: the first view shows that head."""
@@ -200,7 +210,8 @@ class Page:
         opened = [*state, self.view, self.tabs, *self.typed, *self.options, *ran]
         busy: dict[str, Any] = {"show_progress": "minimal", "show_progress_on": [header.verdict]}
         demo.load(self.open, None, opened, show_progress="hidden", **_RUN)
-        gr.on(
+        look_again = [self.filled_view, *self.looked]
+        ran_again = gr.on(
             [
                 header.sentence.submit,
                 header.second.submit,
@@ -213,23 +224,28 @@ class Page:
             **busy,
             **_RUN,
         )
+        # Whoever opened another view in the meantime sees the new sentence there.
+        ran_again.then(self.turn, look_again, self.shown, **_LOOK)
         for button, (_, text) in zip(header.examples, EXAMPLES, strict=True):
-            button.click(
+            chosen = button.click(
                 partial(self.example, text),
                 [*self.typed[1:], *place],
                 [header.sentence, *state, *ran],
                 **busy,
                 **_RUN,
             )
+            chosen.then(self.turn, look_again, self.shown, **_LOOK)
         gr.on(
             [control.input for control in (*self.heads, *self.options)],
             self.move,
-            self.looked,
+            look_again,
             self.shown,
             **_LOOK,
         )
         for view in self.views:
-            view.tab.select(partial(self.turn, view.id), self.looked, [self.view, *self.shown], **_LOOK)
+            # The name of the view is set in the browser at once, so that a run started now is shown there.
+            selected = view.tab.select(None, None, self.view, js=f"() => {view.id!r}")
+            selected.then(self.turn, look_again, self.shown, **_LOOK)
         for slot in (0, 1):
             for figure in (self.compare.figures[slot], self.masks.figures[slot]):
                 figure.select(

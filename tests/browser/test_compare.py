@@ -1,0 +1,162 @@
+"""Compare: what is drawn and read out is what the toolkit computed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from browser.conftest import Visitor
+
+import probe
+from probe.ui.colors import STEPS, WEIGHT
+from probe.ui.state import DEFAULT_TEXT
+from probe.words import group_words
+
+REPEATED = "the cat and the dog and the cat"
+EMOJI = "🙂🙂 the trophy"
+
+
+def shown(value: float) -> str:
+    """A weight as the page writes it."""
+    if value == 0:
+        return "0"
+    if value >= 1e-3:
+        return f"{value:.6f}"
+    mantissa, exponent = f"{value:.4e}".split("e")
+    return f"{mantissa}e{int(exponent)}"
+
+
+def test_page_opens_with_a_result_of_both_models(visitor: Visitor) -> None:
+    visitor.open()
+    verdict = visitor.page.locator("#verdict .pg-line").all_text_contents()
+    expected = [probe.verify(name, DEFAULT_TEXT).verdict for name in ("bert", "gpt2")]
+    assert [line.removeprefix("✓") for line in verdict] == expected
+
+
+@pytest.mark.parametrize(
+    ("figure", "model", "layer", "head"), [("compare-a", "bert", 3, 1), ("compare-b", "gpt2", 4, 5)]
+)
+def test_numbers_under_the_pointer_are_the_toolkits(
+    visitor: Visitor, figure: str, model: str, layer: int, head: int
+) -> None:
+    visitor.open()
+    comparison = probe.compare(model, DEFAULT_TEXT)
+    ours, theirs = comparison.from_scratch(layer, head), comparison.from_model(layer, head)
+    last = len(comparison.encoding) - 1
+    drawn = visitor.figure(figure)
+    assert drawn.tokens == list(comparison.encoding.tokens)
+    for query, key in ((0, 0), (2, 1), (last, last), (11, 2), (last, 0)):
+        for panel in range(3):
+            read = drawn.point(query, key, panel)
+            tokens = comparison.encoding.tokens
+            assert read["where"] == f"query {tokens[query]}{query} → key {tokens[key]}{key}"
+            assert read["from scratch"] == shown(float(ours[query, key]))
+            assert read["model"] == shown(float(theirs[query, key]))
+            difference = abs(float(ours[query, key]) - float(theirs[query, key]))
+            if difference == 0:
+                assert read["difference"] == "exactly 0"
+            else:
+                assert float(read["difference"]) == pytest.approx(difference, rel=1e-3)
+
+
+def test_colours_follow_the_weights(visitor: Visitor) -> None:
+    visitor.open(ah="3.1")
+    weights = probe.attend("bert", DEFAULT_TEXT).weights(3, 1)
+    scale = [WEIGHT["light"].rgb(i / (STEPS - 1)) for i in range(STEPS)]
+    for query, key in ((0, 0), (11, 2), (11, 9), (7, 9), (5, 5), (16, 2)):
+        expected = scale[round(float(weights[query, key]) * (STEPS - 1))]
+        assert visitor.figure("compare-a").colour(query, key) == pytest.approx(expected, abs=1)
+
+
+def test_repeated_words_keep_their_own_rows_and_columns(visitor: Visitor) -> None:
+    visitor.open(text=REPEATED, ah="0.5")
+    comparison = probe.compare("bert", REPEATED)
+    weights = comparison.from_scratch(0, 5)
+    drawn = visitor.figure("compare-a")
+    assert drawn.tokens == ["[CLS]", *REPEATED.split(), "[SEP]"]
+    canvas = drawn.root.locator("canvas.af-over").first
+    assert canvas.get_attribute("data-rows") == canvas.get_attribute("data-cols") == str(len(weights))
+    for key in (1, 4, 7):  # the three times "the"
+        assert drawn.point(8, key)["from scratch"] == shown(float(weights[8, key]))
+
+
+def test_another_head_runs_no_model(visitor: Visitor, monkeypatch: pytest.MonkeyPatch) -> None:
+    visitor.open()
+
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise AssertionError("a model was run")
+
+    monkeypatch.setattr("probe.compare", refuse)
+    monkeypatch.setattr("probe.load", refuse)
+    weights = probe.attend("bert", DEFAULT_TEXT).weights(3, 2)
+    slider = visitor.page.locator("#head-a input[type=range]")
+    visitor.wait_for_new("compare-a", lambda: slider.press("ArrowRight"))
+    assert visitor.figure("compare-a").point(11, 2)["from scratch"] == shown(float(weights[11, 2]))
+
+
+def test_enter_runs_the_sentence(visitor: Visitor) -> None:
+    visitor.open()
+    visitor.run("The cat sat on")
+    assert visitor.figure("compare-b").tokens == list(probe.attend("gpt2", "The cat sat on").tokens)
+
+
+@pytest.mark.parametrize("text", [EMOJI, "中文 句子 注意力", "سلام hi", "e\u0301te\u0301 𝒳 x"])
+def test_the_marked_part_of_the_sentence_is_the_tokens_own(visitor: Visitor, text: str) -> None:
+    visitor.open(text=text)
+    for figure, model in (("compare-a", "bert"), ("compare-b", "gpt2")):
+        root = visitor.page.locator(f"#{figure}")
+        for i, (start, end) in enumerate(probe.attend(model, text).spans or ()):
+            chip = root.locator(".af-chip").nth(i)
+            chip.hover()
+            assert "".join(root.locator(".af-text .af-query").all_text_contents()) == text[start:end]
+            chip.click()
+            assert chip.get_attribute("aria-checked") == "true"
+            visitor.page.locator("h1").hover()
+            assert "".join(root.locator(".af-text .af-query").all_text_contents()) == text[start:end]
+
+
+def test_hidden_special_tokens_are_not_renormalised(visitor: Visitor) -> None:
+    visitor.open(special="hidden")
+    run = probe.attend("bert", DEFAULT_TEXT)
+    weights, special = run.weights(3, 1), torch.tensor(run.special)
+    drawn = visitor.figure("compare-a")
+    assert drawn.tokens == [token for token, hide in zip(run.tokens, run.special, strict=True) if not hide]
+    assert drawn.point(10, 1)["from scratch"] == shown(float(weights[11, 2]))
+    note = drawn.root.locator(".af-readout .af-faint").last.text_content() or ""
+    assert float(note.rsplit(" ", 1)[1]) == pytest.approx(float(weights[11][special].sum()), abs=1e-6)
+
+
+def test_words_instead_of_tokens(visitor: Visitor) -> None:
+    text = "Unbelievably, the photosynthesizing begonias flourished."
+    visitor.open(text=text, words="yes")
+    for figure, model, layer, head in (("compare-a", "bert", 3, 1), ("compare-b", "gpt2", 4, 5)):
+        comparison = probe.compare(model, text)
+        words = group_words(comparison.encoding)
+        assert visitor.figure(figure).tokens == list(words.labels)
+        weights = comparison.from_scratch(layer, head)
+        (first, last), (start, end) = words.pieces[3], words.pieces[0]
+        by_hand = sum(float(weights[q, start:end].sum()) for q in range(first, last)) / (last - first)
+        assert float(visitor.figure(figure).point(3, 0)["from scratch"]) == pytest.approx(by_hand, abs=1e-6)
+
+
+def test_mean_over_heads(visitor: Visitor) -> None:
+    visitor.open(average="all")
+    run = probe.attend("bert", DEFAULT_TEXT)
+    mean = sum(float(run.weights(layer, head)[11, 2]) for layer in range(6) for head in range(12)) / 72
+    assert float(visitor.figure("compare-a").point(11, 2)["from scratch"]) == pytest.approx(mean, abs=1e-6)
+
+
+def test_keyboard_alone(visitor: Visitor) -> None:
+    visitor.open(text=REPEATED, ah="0.5", aq="0")
+    field = visitor.page.locator("#compare-a .af-panels")
+    field.focus()
+    for key in ("ArrowDown", "ArrowDown", "ArrowRight", "ArrowDown"):
+        field.press(key)
+    weights = probe.attend("bert", REPEATED).weights(0, 5)
+    spoken = visitor.page.locator("#compare-a [aria-live]").text_content() or ""
+    assert spoken.startswith("query cat2 → key the1")
+    assert f"from scratch {shown(float(weights[2, 1]))}" in spoken
+    field.press("Enter")
+    visitor.page.locator("#steps-trace [data-painted]").wait_for()
+    assert visitor.page.locator(".st-where").text_content() == (
+        "all-MiniLM-L6-v2, layer 0, head 5: the row of query cat2"
+    )

@@ -1,0 +1,103 @@
+"""The endpoints, called as a program calls them. No browser is needed, but the running app is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from gradio_client import Client
+from gradio_client.exceptions import AppError
+
+import probe
+from probe.ui.limits import MAX_CHARACTERS, MAX_TEXTS
+
+TEXT = "The cat sat on"
+
+
+@pytest.fixture(scope="module")
+def client(address: str) -> Iterator[Client]:
+    connected = Client(address, verbose=False)
+    yield connected
+    connected.close()
+
+
+def test_attend(client: Client) -> None:
+    answer = client.predict(TEXT, "gpt2", 4, 5, api_name="/attend")
+    run = probe.attend("gpt2", TEXT)
+    assert answer["weights"] == run.weights(4, 5).tolist()
+    assert answer["tokens"] == list(run.tokens)
+
+
+def test_attend_takes_a_pair(client: Client) -> None:
+    answer = client.predict(TEXT, "bert", 0, 0, "the mat.", api_name="/attend")
+    assert answer["tokens"] == list(probe.attend("bert", (TEXT, "the mat.")).tokens)
+
+
+def test_verify(client: Client) -> None:
+    answer = client.predict([TEXT, "draw a map"], "bert", api_name="/verify")
+    assert answer["passed"] is True
+    assert len(answer["heads"]) == 72
+    assert answer["verdict"] == probe.verify("bert", [TEXT, "draw a map"]).verdict
+
+
+def test_compare_masks(client: Client) -> None:
+    answer = client.predict(TEXT, "gpt2", 4, 5, api_name="/compare_masks")
+    assert answer["bidirectional"] == probe.compare_masks("gpt2", TEXT, 4, 5).bidirectional.tolist()
+
+
+def test_trace(client: Client) -> None:
+    answer = client.predict(TEXT, 2, "gpt2", 4, 5, api_name="/trace")
+    assert answer["weights"] == probe.trace("gpt2", TEXT, 4, 5, 2).weights.tolist()
+
+
+def test_every_endpoint_is_documented(client: Client) -> None:
+    described = client.view_api(return_format="dict", print_info=False)["named_endpoints"]
+    assert set(described) == {"/attend", "/verify", "/compare_masks", "/trace"}
+    for endpoint in described.values():
+        assert all(parameter["python_type"]["type"] != "Any" for parameter in endpoint["parameters"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "endpoint", "message"),
+    [
+        (("x" * 10_000_000, "bert"), "/attend", f"at most {MAX_CHARACTERS:,}"),
+        (("a b " * 50_000, "gpt2"), "/attend", f"at most {MAX_CHARACTERS:,}"),
+        (("word " * 1500, "bert"), "/attend", "at most 512"),
+        (([TEXT] * 1000, "bert"), "/verify", f"at most {MAX_TEXTS}"),
+        ((["x" * 200_000], "bert"), "/verify", f"at most {MAX_CHARACTERS:,}"),
+        ((TEXT, "bert", 6, 0), "/attend", "counted from 0 to 5"),
+        ((TEXT, "bert", 0, 12), "/attend", "counted from 0 to 11"),
+        ((TEXT, "bert", None, 0), "/attend", "whole number"),
+        ((TEXT, "x" * 5000), "/attend", "at most 300"),
+        ((TEXT, "</script><script>alert(1)</script>"), "/attend", "There is no"),
+        (("", "bert"), "/attend", "empty"),
+        ((TEXT, 99), "/trace", "counted from 0 to 3"),
+    ],
+)
+def test_limits_are_named_and_the_app_answers_after(
+    client: Client, arguments: tuple[object, ...], endpoint: str, message: str
+) -> None:
+    with pytest.raises(AppError, match=message):
+        client.predict(*arguments, api_name=endpoint)
+    assert client.predict(TEXT, "gpt2", 4, 5, api_name="/attend")["tokens"] == ["The", "cat", "sat", "on"]
+
+
+def test_a_space_runs_listed_models_only(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPACE_ID", "someone/something")
+    with pytest.raises(AppError, match="runs only these models"):
+        client.predict(TEXT, "/etc", api_name="/attend")
+    assert client.predict(TEXT, "gpt2", 4, 5, api_name="/attend")["tokens"] == ["The", "cat", "sat", "on"]
+
+
+def test_sessions_at_once_get_their_own_answers(address: str) -> None:
+    texts = [f"The cat sat on {number} mats" for number in ("one", "two", "three", "four")]
+
+    def ask(text: str) -> list[list[str]]:
+        mine = Client(address, verbose=False)
+        answers = [mine.predict(text, "gpt2", 4, 5, api_name="/attend")["tokens"] for _ in range(3)]
+        mine.close()
+        return answers
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(ask, texts)) == [[list(probe.attend("gpt2", text).tokens)] * 3 for text in texts]

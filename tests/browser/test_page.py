@@ -1,0 +1,162 @@
+"""The page as a whole: links, visitors apart from each other, refused and hostile input, small screens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+from browser.conftest import Visitor
+
+import probe
+from probe.ui.limits import MAX_CHARACTERS
+from probe.ui.state import DEFAULT_TEXT
+from probe.words import group_words
+
+HOSTILE = (
+    "<img src=x onerror=alert(1)>",
+    "</script><script>alert(1)</script>",
+    '" onmouseover="alert(1)',
+    "${alert(1)} {{constructor.constructor('alert(1)')()}} `",
+    "a\x00b",
+    "🙂 \u202eright to left\u202c \u0000",
+)
+
+
+def test_a_link_opens_the_same_view(visit: Callable[..., Visitor]) -> None:
+    first = visit()
+    first.open("compare", text="draw a map", ah="1.8")
+    first.page.locator("#words input").check()
+    first.page.locator("#compare-b .af-chip").nth(1).click()
+    words = group_words(probe.compare("gpt2", "draw a map").encoding)
+    first.page.wait_for_url(f"**bq={words.pieces[1][0]}&**")
+    first.page.get_by_role("tab", name="Steps").click()
+    first.page.wait_for_url("**view=steps**")
+    query = parse_qs(urlsplit(first.page.url).query)
+    assert query["text"] == ["draw a map"] and query["ah"] == ["1.8"] and query["words"] == ["yes"]
+    second = visit()
+    second.page.goto(first.page.url)
+    second.page.locator("#steps-trace [data-painted]").wait_for()
+    where = second.page.locator(".st-where").text_content()
+    assert where == first.page.locator(".st-where").text_content()
+    assert second.page.locator("#sentence textarea").input_value() == "draw a map"
+    assert second.page.locator("#layer-a input[type=number]").input_value() == "1"
+    assert second.page.locator("#head-a input[type=number]").input_value() == "8"
+    assert second.page.locator("#words input").is_checked()
+
+
+@pytest.mark.parametrize(
+    "query", [{"ah": "99.99"}, {"ah": "x"}, {"view": "nothing"}, {"aq": "9999"}, {"text": ""}]
+)
+def test_a_link_that_makes_no_sense_shows_the_nearest_thing(visitor: Visitor, query: dict[str, str]) -> None:
+    visitor.page.goto(visitor.address + "?" + "&".join(f"{key}={value}" for key, value in query.items()))
+    visitor.page.locator("#compare-a .af-panels").wait_for()
+    if query.get("ah") == "99.99":
+        assert visitor.page.locator("#layer-a input[type=number]").input_value() == "5"
+
+
+def test_python_lines_run_and_reproduce_the_view(
+    visitor: Visitor, capsys: pytest.CaptureFixture[str]
+) -> None:
+    visitor.open("compare", text='it\'s "quoted" \\ 中', ah="2.3")
+    code = visitor.page.locator("#share pre").text_content() or ""
+    exec(code, {})
+    printed = capsys.readouterr().out
+    comparison = probe.compare("bert", 'it\'s "quoted" \\ 中')
+    assert str(comparison.from_scratch(2, 3)) in printed
+    assert comparison.report.verdict in printed
+
+
+def test_two_visitors_see_only_their_own(visit: Callable[..., Visitor]) -> None:
+    one, two = visit(), visit()
+    one.open()
+    two.open()
+    one.run("draw a map")
+    two.run("The cat sat on")
+    slider = one.page.locator("#head-a input[type=range]")
+    one.wait_for_new("compare-a", lambda: slider.press("ArrowRight"))
+    slider = two.page.locator("#head-a input[type=range]")
+    two.wait_for_new("compare-a", lambda: slider.press("ArrowRight"))
+    assert one.figure("compare-a").tokens[1:-1] == ["draw", "a", "map"]
+    assert two.figure("compare-a").tokens[1:-1] == ["The", "cat", "sat", "on"]
+    fresh = visit()
+    fresh.open()
+    assert fresh.page.locator("#sentence textarea").input_value() == DEFAULT_TEXT
+
+
+def test_the_half_that_can_take_the_text_is_shown(visitor: Visitor) -> None:
+    visitor.open()
+    text = "word " * 300  # 302 tokens for BERT, 300 and more for the small GPT-2, which takes 256
+    visitor.run(text)
+    notice = visitor.page.locator("#compare-b .af-notice").text_content() or ""
+    with pytest.raises(probe.ProbeError) as refused:
+        probe.attend("gpt2", text)
+    assert notice == str(refused.value)
+    assert len(visitor.figure("compare-a").tokens) == 302
+    visitor.run("The cat sat on", "compare-b")
+    assert visitor.figure("compare-b").tokens == ["The", "cat", "sat", "on"]
+
+
+def test_an_unknown_model_is_one_sentence(visitor: Visitor) -> None:
+    visitor.open()
+    box = visitor.page.locator("#model-a input")
+    box.fill("<img src=x onerror=alert(1)>")
+    visitor.wait_for_new("compare-a", lambda: box.press("Enter"))
+    notice = visitor.page.locator("#compare-a .af-notice").text_content() or ""
+    assert notice.startswith('There is no model "<img src=x onerror=alert(1)>"')
+    assert visitor.page.locator("#compare-b .af-panels").is_visible()
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_hostile_text_is_text(visitor: Visitor, text: str) -> None:
+    visitor.open(view="compare", text=text, special="hidden")
+    for figure, model in (("compare-a", "bert"), ("compare-b", "gpt2")):
+        run = probe.attend(model, text)
+        expected = [token for token, hide in zip(run.tokens, run.special, strict=True) if not hide]
+        assert visitor.figure(figure).tokens == expected
+    for view in ("Masks", "Steps", "Verify"):
+        visitor.page.get_by_role("tab", name=view).click()
+        visitor.page.locator(f"#tab-{view.lower()} [data-painted]").first.wait_for()
+    assert visitor.page.locator("#views img, #share img, #verdict img").count() == 0
+    visitor.page.get_by_role("tab", name="Compare").click()
+    visitor.run("The cat sat on")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("   ", "only spaces"), ("x" * (MAX_CHARACTERS + 1), f"at most {MAX_CHARACTERS:,}")],
+)
+def test_refused_text_is_one_sentence(visitor: Visitor, text: str, message: str) -> None:
+    visitor.open()
+    visitor.run(text)
+    for figure in ("compare-a", "compare-b"):
+        assert message in (visitor.page.locator(f"#{figure} .af-notice").text_content() or "")
+    visitor.run("The cat sat on")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_phone_scrolls_down_only(visit: Callable[..., Visitor], scheme: str) -> None:
+    visitor = visit(width=390, height=844, color_scheme=scheme, device_scale_factor=3, has_touch=True)
+    visitor.open()
+    for view in ("Masks", "Steps", "Verify", "Compare"):
+        visitor.page.get_by_role("tab", name=view).tap()
+        visitor.page.locator(f"#tab-{view.lower()} [data-painted]").first.wait_for()
+        assert visitor.page.evaluate("document.documentElement.scrollWidth") <= 390
+    assert visitor.page.evaluate("document.body.classList.contains('dark')") == (scheme == "dark")
+
+
+def test_a_run_is_shown_in_the_view_that_was_just_opened(visitor: Visitor) -> None:
+    visitor.open()
+    visitor.page.locator("#sentence textarea").fill("draw a map")
+    visitor.page.get_by_role("tab", name="Masks").click()
+    visitor.page.locator("#sentence textarea").press("Enter")
+    visitor.page.get_by_role("tab", name="Verify").click()
+    visitor.page.get_by_role("tab", name="Masks").click()
+    visitor.page.locator("#masks-a .af-chip", has_text="map").wait_for()
+
+
+def test_a_wide_screen_is_used(visit: Callable[..., Visitor]) -> None:
+    visitor = visit(width=2560, height=1440)
+    visitor.open()
+    assert visitor.page.evaluate("document.documentElement.scrollWidth") <= 2560
+    assert visitor.page.locator("#compare-a .af").bounding_box()["width"] > 1500  # type: ignore[index]

@@ -1,0 +1,154 @@
+"""Masks, steps and verify: what is shown is what the toolkit says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from browser.conftest import Visitor
+
+import probe
+from probe.ui.state import DEFAULT_TEXT
+
+
+def number(text: str) -> float:
+    return float(text.replace("−", "-").replace("+", ""))
+
+
+@pytest.mark.parametrize("whole_model", [False, True])
+def test_masks(visitor: Visitor, whole_model: bool) -> None:
+    visitor.open("masks", **({"mask": "everywhere"} if whole_model else {}))
+    for figure, model, layer, head in (("masks-a", "bert", 3, 1), ("masks-b", "gpt2", 4, 5)):
+        result = probe.compare_masks(model, DEFAULT_TEXT, layer, head, whole_model=whole_model)
+        drawn = visitor.figure(figure)
+        for query, key in ((0, 0), (11, 2), (2, 11), (5, 4)):
+            read = drawn.point(query, key)
+            assert number(read["under causal"]) == pytest.approx(float(result.causal[query, key]), abs=1e-6)
+            assert number(read["under bidirectional"]) == pytest.approx(
+                float(result.bidirectional[query, key]), abs=1e-6
+            )
+            assert number(read["moved"]) == pytest.approx(float(result.moved[query]), abs=1e-6)
+            assert read["causal mask"] == ("may attend" if key <= query else "may not attend")
+            assert read["bidirectional mask"] == "may attend"
+        notes = drawn.root.locator(".af-panel-note").all_text_contents()
+        assert result.labels["causal"] in notes and result.labels["bidirectional"] in notes
+        assert drawn.root.locator(".af-subtitle").text_content() == result.summary
+
+
+def test_switching_to_the_whole_model_changes_the_map(visitor: Visitor) -> None:
+    visitor.open("masks")
+    before = visitor.figure("masks-b").point(11, 13)["under bidirectional"]
+    whole = visitor.page.locator("#whole-model label").nth(1)
+    visitor.wait_for_new("masks-b", whole.click)
+    assert visitor.figure("masks-b").point(11, 13)["under bidirectional"] != before
+
+
+def test_steps(visitor: Visitor) -> None:
+    visitor.open("steps", on="b", bq="9")
+    trace = probe.trace("gpt2", DEFAULT_TEXT, 4, 5, 9)
+    page = visitor.page
+    assert page.locator(".st-where").text_content() == (
+        f"{trace.model_name}, layer 4, head 5: the row of query {trace.tokens[9]}9"
+    )
+    rows = page.locator(".st-table").first.locator("tbody tr")
+    assert rows.count() == len(trace.tokens)
+    columns = (
+        trace.dot_products,
+        trace.scaled,
+        trace.masked,
+        trace.exponentials,
+        trace.weights,
+        trace.model_weights,
+    )
+    for key in (0, 8, 9, 10):
+        cells = rows.nth(key).locator("td").all_text_contents()
+        for cell, values in zip(cells, columns, strict=True):
+            if cell == "−∞":
+                assert key > 9 and values is trace.masked
+            else:
+                assert number(cell) == pytest.approx(float(values[key]), rel=1e-6)
+    page.get_by_text("The numbers that are multiplied").click()
+    factors = page.get_by_role("region", name="Query vector and key vector").locator("tbody tr")
+    key = int(trace.weights.argmax())
+    products = 0.0
+    for i in range(len(trace.query_vector)):
+        left, right = factors.nth(i).locator("td").all_text_contents()
+        products += number(left) * number(right)
+    assert products == pytest.approx(float(trace.dot_products[key]), rel=1e-5)
+    page.locator("select").first.select_option("3")
+    page.get_by_text(f"query {trace.tokens[3]}3").wait_for()
+    page.get_by_role("button", name="all-MiniLM-L6-v2", exact=True).click()
+    page.get_by_text("all-MiniLM-L6-v2, layer 3, head 1: the row of query it11").wait_for()
+
+
+def test_a_cell_opens_its_steps(visitor: Visitor) -> None:
+    visitor.open()
+    drawn = visitor.figure("compare-b")
+    drawn.root.locator("canvas.af-over").first.click(position=drawn.place(7, 3))
+    visitor.page.locator("#steps-trace [data-painted]").wait_for()
+    tokens = probe.attend("gpt2", DEFAULT_TEXT).tokens
+    assert (visitor.page.locator(".st-where").text_content() or "").endswith(f"query {tokens[7]}7")
+    assert visitor.page.locator(".st-chosen .st-key").text_content() == f"{tokens[3]}3"
+
+
+def test_verify(visitor: Visitor, tmp_path: Path) -> None:
+    visitor.open("verify")
+    for figure, slot, model in (("verify-a", "a", "bert"), ("verify-b", "b", "gpt2")):
+        report = probe.verify(model, DEFAULT_TEXT)
+        drawn = visitor.figure(figure)
+        for check in (report.heads[0], report.heads[8], report.heads[-1]):
+            read = drawn.point(check.layer, check.head)
+            assert read["where"] == f"layer {check.layer}, head {check.head}"
+            assert float(read["largest difference"]) == pytest.approx(check.max_abs_error, rel=1e-3)
+        table = visitor.page.locator(f"#verify-table-{slot}")
+        table.locator("summary").click()
+        rows = [row.split("\t") for row in table.locator("tbody").inner_text().split("\n")]
+        worst = max(report.heads, key=lambda check: check.max_abs_error)
+        assert [int(cell) for cell in rows[0][:2]] == [worst.layer, worst.head]
+        assert {(int(row[0]), int(row[1])) for row in rows} == {(c.layer, c.head) for c in report.heads}
+        with visitor.page.expect_download() as download:
+            table.get_by_role("button", name="Download the report (JSON)").click()
+        download.value.save_as(tmp_path / "report.json")
+        saved = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
+        assert saved["verdict"] == report.verdict
+        assert len(saved["heads"]) == len(report.heads)
+
+
+def test_a_head_of_the_picture_opens_in_compare(visitor: Visitor) -> None:
+    visitor.open("verify")
+    drawn = visitor.figure("verify-b")
+    drawn.root.locator("canvas.af-over").click(position=drawn.place(5, 3))
+    visitor.page.locator("#compare-b [data-painted^='compare 5.3']").wait_for()
+    assert visitor.page.locator("#layer-b input[type=number]").input_value() == "5"
+    assert visitor.page.locator("#head-b input[type=number]").input_value() == "3"
+
+
+@pytest.mark.parametrize("kind", ["PNG", "SVG", "CSV"])
+def test_figures_are_saved(visitor: Visitor, tmp_path: Path, kind: str) -> None:
+    text = "中文 <b> the the"
+    visitor.open(text=text)
+    comparison = probe.compare("gpt2", text)
+    tokens = comparison.encoding.tokens
+    with visitor.page.expect_download() as download:
+        visitor.page.locator("#compare-b").get_by_role("button", name=f"as {kind}").click()
+    path = tmp_path / download.value.suggested_filename
+    download.value.save_as(path)
+    if kind == "PNG":
+        assert path.read_bytes().startswith(b"\x89PNG")
+    elif kind == "SVG":
+        import xml.etree.ElementTree as ElementTree
+
+        words = [node.text for node in ElementTree.parse(path).iter("{http://www.w3.org/2000/svg}text")]
+        # Each token labels a row and a column of each of the three maps.
+        assert all(words.count(token) == 6 * tokens.count(token) for token in tokens)
+    else:
+        import csv
+
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            rows = list(csv.DictReader(file))
+        assert len(rows) == len(tokens) ** 2
+        for row in rows:
+            query, key = int(row["query"]), int(row["key"])
+            assert (row["query label"], row["key label"]) == (tokens[query], tokens[key])
+            assert float(row["model"]) == float(comparison.from_model(4, 5)[query, key])
