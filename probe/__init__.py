@@ -8,10 +8,13 @@ from probe.ablation import Ablation, Ranking, ablate, rank_heads
 from probe.capture import Run, attend
 from probe.comparison import Comparison, compare
 from probe.errors import ProbeError
+from probe.finding import FoundHeads, find_heads
 from probe.masking import MaskComparison, compare_masks
+from probe.measures import HeadMeasures, Rollout, measure_heads, rollout
 from probe.models import Model, load
 from probe.prediction import Prediction, predict
 from probe.rerun import FromScratchRun, run_from_scratch
+from probe.texts import TextComparison, compare_texts
 from probe.tracing import Trace, trace
 from probe.verification import Cell, HeadCheck, LayerCheck, Report, verify
 from probe.words import Words, group_words, single_tokens
@@ -23,8 +26,10 @@ __all__ = [
     "Ablation",
     "Cell",
     "Comparison",
+    "FoundHeads",
     "FromScratchRun",
     "HeadCheck",
+    "HeadMeasures",
     "LayerCheck",
     "MaskComparison",
     "Model",
@@ -32,17 +37,23 @@ __all__ = [
     "ProbeError",
     "Ranking",
     "Report",
+    "Rollout",
     "Run",
+    "TextComparison",
     "Trace",
     "Words",
     "ablate",
     "attend",
     "compare",
     "compare_masks",
+    "compare_texts",
+    "find_heads",
     "group_words",
     "load",
+    "measure_heads",
     "predict",
     "rank_heads",
+    "rollout",
     "run_from_scratch",
     "single_tokens",
     "to_workbook",

@@ -429,30 +429,43 @@ def watch(model: Model, encoding: Encoding, see: Callable[[int, Tensor, Tensor |
     Raises
     ------
     ProbeError
-        If the device's memory doesn't suffice, or the network has been altered so that its attention can't be
-        seen.
+        If the model has several kinds of attention, its device's memory doesn't suffice, or the network has
+        been altered so that its attention can't be seen.
     """
+    if len(model.kinds) > 1 or not model.takes_text:
+        raise ProbeError(
+            f"{model.name} is no model of one text with one kind of attention, so its heads can't be put in "
+            "one table: look at its maps with attend."
+        )
     seen = 0
 
-    def show(call: backend.Call) -> None:
+    def show(weights: Tensor, allowed: Tensor | None) -> None:
         nonlocal seen
-        weights = call.weights(range(call.shape[1]))[0]  # (1, H, T, T) -> (H, T, T)
-        see(seen, weights, None if call.mask is None else call.mask.expand(1, *weights.shape)[0])
+        see(seen, weights[0], None if allowed is None else allowed.expand_as(weights)[0])
         seen += 1
 
     inputs, _ = batch_inputs(model, [encoding])
-    with ExitStack() as stack:
-        stack.enter_context(model.lock)
-        stack.enter_context(backend.undisturbed(model.hf))
-        stack.enter_context(torch.no_grad())
-        stack.enter_context(backend.listening(model.hf, show))
-        stack.enter_context(_memory_explained(model, inputs))
-        model.hf.base_model(**inputs)
+    with backend.undisturbed(model.hf), torch.no_grad(), _memory_explained(model, inputs):
+        if backend.uses_interface(model.hf):
+            with backend.listening(
+                model.hf, lambda call: show(call.weights(range(call.shape[1])), call.mask)
+            ):
+                model.hf.base_model(**inputs)
+        else:
+            for weights in backend.own_maps(model.hf, inputs):
+                show(weights, _apparent_mask(weights))
     if seen != model.num_layers:
         raise ProbeError(
             f"The run showed {seen} attention layers instead of {model.num_layers}: the network has been "
             "altered. Load it again with probe.load."
         )
+
+
+def _apparent_mask(weights: Tensor) -> Tensor | None:
+    """The mask of a model whose own code keeps it to itself: causal if no query looks ahead in any head."""
+    length = weights.shape[-1]
+    mask = causal_mask(length, device=weights.device)
+    return None if weights.masked_fill(mask, 0.0).any() else mask
 
 
 @contextmanager

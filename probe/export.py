@@ -22,13 +22,14 @@ from probe.words import Words
 CORNER = "query \\ key"
 
 
-def map_csv(weights: Tensor, shown: Words) -> bytes:
+def map_csv(weights: Tensor, shown: Words, keys: Words | None = None) -> bytes:
     """One map as the content of a CSV file: a row for each query, a column for each key.
 
     Parameters
     ----------
     weights : (T, T) [query, key] over the tokens, weights or differences.
     shown : tokens or words: ``single_tokens(run)``, ``group_words(encoding)``.
+    keys : those of the keys, where they are of another text than the queries (cross-attention).
 
     Raises
     ------
@@ -39,9 +40,12 @@ def map_csv(weights: Tensor, shown: Words) -> bytes:
     -----
     ``float(cell)`` is the weight to the last bit. A number that isn't finite is written as nan or inf.
     """
-    names = [f"[{index}] {label}" for index, label in zip(shown.index, shown.labels, strict=True)]
-    rows = shown.weights(weights).tolist()
-    return table_csv([CORNER, *names], ([name, *row] for name, row in zip(names, rows, strict=True)))
+    rows = zip(_names(shown), shown.weights(weights, keys).tolist(), strict=True)
+    return table_csv([CORNER, *_names(keys or shown)], ([name, *row] for name, row in rows))
+
+
+def _names(shown: Words) -> list[str]:
+    return [f"[{index}] {label}" for index, label in zip(shown.index, shown.labels, strict=True)]
 
 
 def table_csv(header: Sequence[str], rows: Iterable[Sequence[str | float | int | bool | None]]) -> bytes:

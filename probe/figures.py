@@ -55,21 +55,28 @@ _ZERO, _WRONG = "#dfe6ea", "#c1121f"
 _MASKED: dict[str, Any] = {"facecolor": "#efedea", "edgecolor": "#cbc7c0", "hatch": "////", "linewidth": 0.0}
 
 
-def draw_head(run: Run, layer: int, head: int, shown: Words | None = None) -> Figure:
+def draw_head(
+    run: Run, layer: int, head: int, shown: Words | None = None, *, kind: str | None = None
+) -> Figure:
     """One head's attention weights: a row for each query, a column for each key, colours from 0 to 1.
 
     Parameters
     ----------
     shown : words instead of tokens, or without special tokens; see ``group_words``.
+    kind : which attention of a model with an encoder and a decoder; see ``Run.weights``.
 
     Raises
     ------
     ProbeError
         If the run did not keep that head, or ``shown`` belongs to another text.
     """
-    shown = shown or single_tokens(run)
-    panel = _weights("", shown.weights(run.weights(layer, head)), shown)
-    return _compose(_title(run, layer, head), [panel], _remarks(run, shown))
+    source, target = single_tokens(run), single_tokens(run.target or run)
+    queries, keys = {"decoder": (target, target), "cross": (target, source)}.get(kind or "", (source, source))
+    if shown is not None:
+        queries = keys = shown
+    panel = _weights("", queries.weights(run.weights(layer, head, kind), keys), queries, keys=keys)
+    title = f"{_title(run, layer, head)}{f', {kind} attention' if kind else ''}"
+    return _compose(title, [panel], _remarks(run, queries))
 
 
 def draw_comparison(comparison: Comparison, layer: int, head: int, shown: Words | None = None) -> Figure:
@@ -199,16 +206,18 @@ class _Panel:
         return np.isnan(self.values) if self.crossed is None else self.crossed
 
 
-def _weights(title: str, values: Tensor, shown: Words, masked: np.ndarray | None = None) -> _Panel:
-    return _Panel(title, _numbers(values), "weight", *_axes(shown), masked)
+def _weights(
+    title: str, values: Tensor, shown: Words, masked: np.ndarray | None = None, keys: Words | None = None
+) -> _Panel:
+    return _Panel(title, _numbers(values), "weight", *_axes(shown, keys or shown), masked)
 
 
 def _difference(title: str, values: Tensor, shown: Words, masked: np.ndarray | None = None) -> _Panel:
-    return _Panel(title, _numbers(values), "difference", *_axes(shown), masked)
+    return _Panel(title, _numbers(values), "difference", *_axes(shown, shown), masked)
 
 
-def _axes(shown: Words) -> tuple[_Axis, _Axis]:
-    return _Axis("query", shown.labels), _Axis("key", shown.labels)
+def _axes(queries: Words, keys: Words) -> tuple[_Axis, _Axis]:
+    return _Axis("query", queries.labels), _Axis("key", keys.labels)
 
 
 def _numbers(values: Tensor) -> np.ndarray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from rich.box import SIMPLE_HEAD
@@ -14,7 +15,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from probe.capture import Run
+    from probe.finding import FoundHeads
     from probe.masking import MaskComparison
+    from probe.measures import HeadMeasure, HeadMeasures, Rollout
+    from probe.texts import TextComparison, TextMap
     from probe.tracing import Trace
     from probe.verification import HeadCheck, LayerCheck, Report
 
@@ -90,7 +94,9 @@ def _table(*columns: str) -> Table:
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for name in columns:
         table.add_column(
-            name, justify="left" if name in {"", "token"} or "," in name or " on" in name else "right"
+            # As a Text, for a name in brackets would be taken for markup.
+            Line(name),
+            justify="left" if name in {"", "token"} or "," in name or " on" in name else "right",
         )
     return table
 
@@ -162,6 +168,87 @@ def trace_table(trace: Trace) -> str:
         f"{_vector(trace.output_share)}",
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def measures_table(measures: HeadMeasures, heads: Iterable[HeadMeasure]) -> str:
+    """Some heads of a model, a line each, and below what the columns mean."""
+    from probe.measures import MEASURES
+
+    table = _table("layer", "head", *(measure.title for measure in MEASURES))
+    for head in heads:
+        values = [getattr(head, measure.name) for measure in MEASURES]
+        table.add_row(
+            str(head.layer), str(head.head), *("" if value is None else f"{value:.3f}" for value in values)
+        )
+    lines = [
+        f"{measures.model_name} ({measures.source}), {len(measures.tokens)} tokens; means over queries",
+        *([measures.truncated] if measures.truncated else []),
+    ]
+    meanings = Table(box=None, show_header=False, pad_edge=False)
+    for measure in MEASURES:
+        meanings.add_row(measure.title, Line(f"{measure.definition} {measure.source}."))
+    return "\n".join(lines) + "\n\n" + render(table) + "\n" + render(meanings)
+
+
+def rollout_table(rollout: Rollout) -> str:
+    """For each position after the last layer the three input tokens with the largest shares."""
+    table = _table("position", "token", "may have drawn most on")
+    for position, (token, row) in enumerate(
+        zip(rollout.tokens, rollout.weights(len(rollout.maps) - 1), strict=True)
+    ):
+        top = row.topk(min(3, len(row)))
+        named = (
+            f"{key} {rollout.tokens[key]} ({share:.3f})"
+            for share, key in zip(top.values.tolist(), top.indices.tolist(), strict=True)
+        )
+        table.add_row(str(position), Line(token), Line(", ".join(named)))
+    lines = [
+        f"{rollout.model_name} ({rollout.source}), attention rollout over {len(rollout.maps)} layers",
+        *([rollout.truncated] if rollout.truncated else []),
+        rollout.caveat,
+    ]
+    return "\n".join(lines) + "\n\n" + render(table)
+
+
+def found_table(found: FoundHeads, count: int) -> str:
+    """The strongest links between two words, and with a second target those that tell the two apart."""
+    lines = [found.summary, *(line for line in (found.notice, found.truncated) if line)]
+    text = "\n".join(lines) + "\n"
+    for title, links in (("", found.heads), ("By difference:", found.by_difference)):
+        if not links:
+            continue
+        columns = [f"on {word.word}" for word in (found.to_word, found.versus) if word]
+        table = _table("layer", "head", *columns, *(["difference"] if found.versus else []))
+        for link in links[:count]:
+            values = [value for value in (link.weight, link.versus) if value is not None]
+            difference = [] if link.difference is None else [f"{link.difference:+.4f}"]
+            table.add_row(str(link.layer), str(link.head), *(f"{value:.4f}" for value in values), *difference)
+        text += f"\n{title}\n\n" if title else "\n"
+        text += render(table)
+    return text
+
+
+def texts_table(comparison: TextComparison) -> str:
+    """The tokens that both texts have, and how much of each one's weight moved."""
+    table = _table("first", "second", "token", "weight moved", "largest in the first on", "in the second on")
+    for (row, column), moved in zip(comparison.pairs, comparison.moved.tolist(), strict=True):
+        table.add_row(
+            str(row),
+            str(column),
+            Line(comparison.first.tokens[row]),
+            f"{moved:.4f}",
+            _largest_key(comparison.first, row),
+            _largest_key(comparison.second, column),
+        )
+    both = (("first", comparison.first), ("second", comparison.second))
+    cuts = [f"The {name} text: {one.truncated}" for name, one in both if one.truncated]
+    rows = "\n" + render(table) if comparison.pairs else ""
+    return "\n".join([comparison.summary, *cuts]) + "\n" + rows
+
+
+def _largest_key(one: TextMap, query: int) -> Line:
+    key = int(one.weights[query].argmax())
+    return Line(f"{key} {one.tokens[key]} ({float(one.weights[query, key]):.3f})")
 
 
 def _vector(values: Tensor) -> str:

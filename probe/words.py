@@ -62,21 +62,26 @@ class Words:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def weights(self, matrix: Tensor) -> Tensor:
+    def weights(self, matrix: Tensor, keys: Words | None = None) -> Tensor:
         """(..., T, T) [query, key] over tokens as (..., W, W) over words.
 
         A key word gets the sum over its pieces, because weights are shares of one whole; a query word the
         mean over its pieces, each of which asks for itself (Clark et al. 2019, "What Does BERT Look At?",
         section 4.1). Rows that sum to 1 still do, as long as no group is left out.
 
+        Parameters
+        ----------
+        keys : the groups of the keys, where they are of another text than the queries (cross-attention).
+
         Raises
         ------
         ProbeError
-            If the matrix is not (..., T, T).
+            If the matrix isn't one of these tokens.
         """
-        self._check(matrix, 2)
+        keys = keys or self
+        self._check(matrix, (self.num_tokens, keys.num_tokens))
         # (..., T, T) -> (..., T, W) -> (..., W, W)
-        by_key = torch.stack([matrix[..., start:end].sum(-1) for start, end in self.pieces], -1)
+        by_key = torch.stack([matrix[..., start:end].sum(-1) for start, end in keys.pieces], -1)
         return torch.stack([by_key[..., start:end, :].mean(-2) for start, end in self.pieces], -2)
 
     def means(self, values: Tensor) -> Tensor:
@@ -87,7 +92,7 @@ class Words:
         ProbeError
             If there isn't one number for each token.
         """
-        self._check(values, 1)
+        self._check(values, (self.num_tokens,))
         return torch.stack([values[..., start:end].mean(-1) for start, end in self.pieces], -1)
 
     def without_special(self) -> Words:
@@ -119,11 +124,10 @@ class Words:
             "notice": self.notice,
         }
 
-    def _check(self, values: Tensor, dims: int) -> None:
-        if values.dim() < dims or any(size != self.num_tokens for size in values.shape[-dims:]):
-            wanted = ", ".join([str(self.num_tokens)] * dims)
+    def _check(self, values: Tensor, size: tuple[int, ...]) -> None:
+        if tuple(values.shape[-len(size) :]) != size:
             raise ProbeError(
-                f"These words are made of {self.num_tokens} tokens, so the numbers must be ({wanted}), "
+                f"These words are made of {self.num_tokens} tokens, so the numbers must be {size}, "
                 f"not {tuple(values.shape)}: take both from the same text."
             )
 
@@ -161,7 +165,8 @@ def group_words(encoding: Encoding) -> Words:
             notice="This tokenizer doesn't say which part of the text a token covers: "
             "words can't be put together, each token stands for itself.",
         )
-    texts = token_texts(encoding)
+    given = encoding.text if isinstance(encoding.text, tuple) else (encoding.text,)
+    texts = [given[part] for part in token_parts(encoding)]
     starts = [0]
     for left, right in pairwise(range(len(encoding))):
         if special[left] or special[right] or not _joined(spans, words, texts[left], left, right):
@@ -181,19 +186,18 @@ def group_words(encoding: Encoding) -> Words:
     )
 
 
-def token_texts(encoding: Encoding) -> tuple[str, ...]:
-    """For each token the text that its span counts in: of a pair, the first or the second."""
+def token_parts(encoding: Encoding) -> tuple[int, ...]:
+    """For each token the text that its span counts in: 0, or 1 for the second of a pair."""
     if isinstance(encoding.text, str) or encoding.words is None:
-        text = encoding.text if isinstance(encoding.text, str) else encoding.text[0]
-        return (text,) * len(encoding)
+        return (0,) * len(encoding)
     # Segments would say the same, but RoBERTa has none: a tokenizer counts the words of each text from 0, and
     # special tokens stand between the two.
-    texts, second, counted, gap = [], False, False, False
+    parts, second, counted, gap = [], False, False, False
     for word in encoding.words:
         second = second or (word == 0 and counted and gap)
         counted, gap = counted or word is not None, word is None
-        texts.append(encoding.text[second])
-    return tuple(texts)
+        parts.append(int(second))
+    return tuple(parts)
 
 
 def _joined(spans: Sequence[Span], words: Sequence[int | None], text: str, left: int, right: int) -> bool:

@@ -71,6 +71,16 @@ def test_words_without_special_tokens(bert: probe.Model) -> None:
     assert [[float(cell) for cell in row[1:]] for row in table[1:]] == words.weights(weights).tolist()
 
 
+def test_keys_of_another_text(gpt2: probe.Model) -> None:
+    queries, keys = (single_tokens(probe.attend(gpt2, text, [(0, 0)])) for text in ("a b", "the cat sat"))
+    cross = torch.tensor([[0.5, 0.25, 0.25], [0.0, 1.0, 0.0]])
+    assert read(map_csv(cross, queries, keys)) == [
+        ["query \\ key", "[0] the", "[1] cat", "[2] sat"],
+        ["[0] a", "0.5", "0.25", "0.25"],
+        ["[1] b", "0.0", "1.0", "0.0"],
+    ]
+
+
 def test_other_tables() -> None:
     header = ["=head", "number"]
     rows: list[list[str | float | None]] = [

@@ -144,6 +144,23 @@ def test_words_of_a_causal_model_are_masked_as_wholes(gpt2: probe.Model) -> None
     assert np.array_equal(ours.images[0].get_array().mask, np.triu(np.ones((3, 3), dtype=bool), 1))
 
 
+def test_cross_attention_has_the_target_as_rows_and_the_source_as_columns(gpt2: probe.Model) -> None:
+    weights = torch.tensor([[0.5, 0.25, 0.25], [0.0, 1.0, 0.0]])
+    source, target = run_of(("the", "sky", "is")), encode_for(gpt2, "el a")
+    run = replace(
+        source,
+        heads={"encoder": (1,), "decoder": (1,), "cross": (1,)},
+        maps={("cross", 0, 0): weights},
+        target=target,
+    )
+    run = replace(run, target=replace(target, tokens=("el", "cielo")))
+    figure = draw_head(run, 0, 0, kind="cross")
+    (axes,) = maps(figure)
+    assert axes.images[0].get_array().shape == (2, 3)
+    assert (labels(axes.yaxis), labels(axes.xaxis)) == (["el", "cielo"], ["the", "sky", "is"])
+    assert "made-up (here), layer 0, head 0, cross attention" in texts(figure)
+
+
 def test_both_masks_side_by_side(gpt2: probe.Model) -> None:
     masks = probe.compare_masks(gpt2, REPEATED, 1, 1)
     figure = draw_masks(masks)

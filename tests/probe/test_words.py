@@ -11,7 +11,7 @@ import torch
 import probe
 from probe.capture import encode_for
 from probe.tokens import Encoding
-from probe.words import Words, group_words, single_tokens, token_texts
+from probe.words import Words, group_words, single_tokens, token_parts
 
 UNBELIEVABLY = "Unbelievably, the photosynthesizing begonias flourished."
 ITS_WORDS = ["Unbelievably", ",", "the", "photosynthesizing", "begonias", "flourished", "."]
@@ -117,8 +117,8 @@ def test_a_pair_of_sentences(bert: probe.Model, tiny_roberta: Callable[..., Path
         assert list(words.labels) == [*start, *expected[0], *between, *expected[1], *end]
         first_of_second = words.pieces[len(start) + 2 + len(between)][0]
         ordinary = [i for i, special in enumerate(encoded.special) if not special]
-        texts = token_texts(encoded)
-        assert [texts[i] for i in ordinary] == [pair[i >= first_of_second] for i in ordinary]
+        parts = token_parts(encoded)
+        assert [parts[i] for i in ordinary] == [int(i >= first_of_second) for i in ordinary]
 
 
 def test_without_spans_each_token_stands_for_itself_and_says_so() -> None:
@@ -146,6 +146,15 @@ def test_a_small_map_on_paper() -> None:
     assert words.labels == ("abc", "d")
     assert words.weights(weights).tolist() == [[1.0, 0.0], [0.375, 0.625]]
     assert words.means(torch.tensor([1.0, 4.0, 5.0])).tolist() == [2.5, 5.0]
+
+
+def test_keys_of_another_text_on_paper() -> None:
+    queries = group_words(encoding("ab", [(0, 1), (1, 2)], [0, 0]))
+    keys = group_words(encoding("c de", [(0, 1), (2, 3), (3, 4)], [0, 1, 1]))
+    weights = torch.tensor([[0.5, 0.25, 0.25], [0.25, 0.0, 0.75]])
+    assert queries.weights(weights, keys).tolist() == [[0.375, 0.625]]
+    with pytest.raises(probe.ProbeError, match=r"\(2, 3\), not \(2, 2\)"):
+        queries.weights(weights[:, :2], keys)
 
 
 @pytest.mark.parametrize("name", ["bert", "gpt2"])
@@ -183,7 +192,7 @@ def test_a_map_of_another_text_is_refused() -> None:
     words = group_words(encoding("ab", [(0, 1), (1, 2)], [0, 0]))
     with pytest.raises(probe.ProbeError, match=r"2 tokens.*\(2, 2\), not \(3, 3\)"):
         words.weights(torch.eye(3))
-    with pytest.raises(probe.ProbeError, match=r"\(2\), not \(4,\)"):
+    with pytest.raises(probe.ProbeError, match=r"\(2,\), not \(4,\)"):
         words.means(torch.zeros(4))
 
 
