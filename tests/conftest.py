@@ -40,6 +40,7 @@ CHROMIUM_NAMES = (
 )
 
 
+@pytest.hookimpl(trylast=True)  # after a folder's conftest has set its markers
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     import torch
 
