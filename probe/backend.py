@@ -359,6 +359,7 @@ def attentions(hf: PreTrainedModel) -> tuple[Attention, ...]:
         If the network can't be run on a text, an image or a recording alone; if it makes no attention call
         that can be seen; if it attends to something else than positions of the input (windows, say).
     """
+    check_kind(type(hf), hf.config)
     inputs = _little_input(hf)
     shapes: list[tuple[int, ...]] = []  # (B, H, Tq, Tk)
     with undisturbed(hf), torch.no_grad():
@@ -368,12 +369,14 @@ def attentions(hf: PreTrainedModel) -> tuple[Attention, ...]:
                     hf.base_model(**inputs)
             else:
                 shapes += [tuple(weights.shape) for weights in own_maps(hf, inputs)]
-        except (TypeError, ValueError, AttributeError) as error:
+        except (TypeError, ValueError, AttributeError, RuntimeError) as error:
             if isinstance(error, ProbeError):
                 raise
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
-            given = " and ".join(inputs)
-            raise ProbeError(f"{type(hf).__name__} can't be run on {given} alone: {reason}.") from None
+            raise ProbeError(
+                f"{type(hf).__name__} can't be run on {' and '.join(inputs)} alone ({reason}): give the part "
+                "of it that can."
+            ) from None
     if not shapes:
         raise ProbeError(f"{type(hf).__name__} shows no attention: its maps can't be captured.")
 

@@ -290,7 +290,6 @@ def _wrap(network: nn.Module, tokenizer: PreTrainedTokenizerBase | None) -> Mode
             f"A network must be a transformers PreTrainedModel, not a {type(network).__name__}; "
             "give the inner model if it is wrapped."
         )
-    backend.check_kind(type(network), network.config)
     if tokenizer is None and network.main_input_name == "input_ids":
         raise ProbeError("Give the tokenizer too: probe.load(network, tokenizer=...).")
     name = network.config.name_or_path or type(network).__name__

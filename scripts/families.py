@@ -257,6 +257,7 @@ FAMILIES = (
                 relative_attention_num_buckets=8,
                 relative_attention_max_distance=16,
                 decoder_start_token_id=0,
+                tie_word_embeddings=False,
             )
         ),
         takes="text pairs",
