@@ -230,7 +230,9 @@ def compare_likeness(vectors: Sequence[Sequence[float]], query: int, stretch: fl
     x[-1] *= stretch
     lengths = x.norm(dim=-1)
     if not lengths.all():
-        raise ProbeError("A vector of zeros has no direction, so its cosine doesn't exist: change one number.")
+        raise ProbeError(
+            "A vector of zeros has no direction, so its cosine doesn't exist: change one number."
+        )
     unit = x / lengths[:, None]
     dots, cosines = (
         scaled_dot_product_attention(v[query : query + 1], v, v, scale=1.0).scores for v in (x, unit)

@@ -20,7 +20,10 @@ from probe.ui.state import Half, Options, Screen, Session, explain, look
 from probe.words import Words
 
 ID, LABEL = "bertviz", "bertviz"
-KINDS = {"head": "Head view: one layer, all its heads over each other", "model": "Model view: every head of every layer"}
+KINDS = {
+    "head": "Head view: one layer, all its heads over each other",
+    "model": "Model view: every head of every layer",
+}
 ASSETS = Path(__file__).parent / "assets" / "bertviz"
 REQUIRE = '<script src="https://cdnjs.cloudflare.com/ajax/libs/require.js/2.3.6/require.min.js"></script>'
 POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'"
@@ -62,7 +65,9 @@ class Plan:
     end: int
 
 
-def plan(kind: str, num_layers: int, num_heads: int, num_tokens: int, layer: int, query: int, *, copies: int = 1) -> Plan:
+def plan(
+    kind: str, num_layers: int, num_heads: int, num_tokens: int, layer: int, query: int, *, copies: int = 1
+) -> Plan:
     """All layers if they are drawn within a second, else one, else a part of one around a query.
 
     bertviz draws a line for each pair of tokens in each head, of all layers in the model view and of one in the head
@@ -89,7 +94,9 @@ def plan(kind: str, num_layers: int, num_heads: int, num_tokens: int, layer: int
 # ---- the drawing itself
 
 
-def drawing(kind: str, maps: Tensor, layers: tuple[int, ...], layer: int, tokens: list[str], second: int | None) -> str:
+def drawing(
+    kind: str, maps: Tensor, layers: tuple[int, ...], layer: int, tokens: list[str], second: int | None
+) -> str:
     """bertviz's own HTML, without its loader, and with text that can't be anything but text.
 
     Parameters
@@ -115,7 +122,11 @@ def drawing(kind: str, maps: Tensor, layers: tuple[int, ...], layer: int, tokens
     attention = [maps[:1]] * (max(layers) + 1)
     for number, weights in zip(layers, maps, strict=True):
         attention[number] = weights[None]
-    options: dict[str, Any] = {"include_layers": list(layers), "html_action": "return", "prettify_tokens": False}
+    options: dict[str, Any] = {
+        "include_layers": list(layers),
+        "html_action": "return",
+        "prettify_tokens": False,
+    }
     if kind == "head":
         page = bertviz.head_view(attention, stand_ins, second, layer=layer, **options).data
     else:
@@ -164,9 +175,14 @@ def surroundings(_asked: list[Any]) -> dict[str, str]:
 def _head() -> str:
     """A frame's rules, its style, the two libraries and what joins them to bertviz."""
     read = {file.name: file.read_text(encoding="utf-8") for file in ASSETS.iterdir()}
-    scripts = "".join(f"<script>{read[name]}</script>" for name in (
-        "d3-5.7.0.min.js", "jquery-3.7.1.min.js", "frame.js",
-    ))
+    scripts = "".join(
+        f"<script>{read[name]}</script>"
+        for name in (
+            "d3-5.7.0.min.js",
+            "jquery-3.7.1.min.js",
+            "frame.js",
+        )
+    )
     policy = f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
     return f'<meta charset="utf-8">{policy}<style>{read["frame.css"]}</style>{scripts}'
 
@@ -183,7 +199,13 @@ def describe(half: Half, options: Options, kind: str) -> dict[str, Any]:
     second = _second_sentence(half, kept)
     middle = next((i for i, group in enumerate(kept.index) if group >= group_of(whole, half.shown_query)), 0)
     chosen = plan(
-        kind, model.num_layers, model.num_heads, len(kept), half.layer, middle, copies=1 if second is None else 2
+        kind,
+        model.num_layers,
+        model.num_heads,
+        len(kept),
+        half.layer,
+        middle,
+        copies=1 if second is None else 2,
     )
     part = slice(chosen.start, chosen.end)
     if chosen.end - chosen.start < len(kept):

@@ -1,0 +1,165 @@
+"""Learn: the ladder from a look-up to the attention of GPT-2, each step with an example that can be changed."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+
+from probe.ui.figure import figure_component
+from probe.ui.learn import blocks, heads, layers, looking
+from probe.ui.learn.chapter import Chapter, Field
+from probe.ui.state import Screen, explain
+
+ID, LABEL = "learn", "Learn"
+CHAPTERS: tuple[Chapter, ...] = (*looking.CHAPTERS, *layers.CHAPTERS, *heads.CHAPTERS)
+TITLES = [f"{i} {chapter.title}" for i, chapter in enumerate(CHAPTERS, 1)]
+
+_STYLE = (Path(__file__).parent.parent / "assets" / "learn.css").read_text(encoding="utf-8")
+_LEAD = f"""
+<style>{_STYLE}</style>
+<p class="lead">Attention in {len(CHAPTERS)} steps, about twenty minutes. Every number is computed by this project's own
+code from what stands in the fields: change it, and see what follows. Each step says what to try.</p>
+"""
+_DELIMITERS: list[dict[str, str | bool]] = [
+    {"left": "$$", "right": "$$", "display": True},
+    {"left": "$", "right": "$", "display": False},
+]
+_TO_THE_TOP = "() => document.getElementById('learn-steps').scrollIntoView({block: 'start'})"
+_LIGHT: dict[str, Any] = {
+    "api_visibility": "private",
+    "concurrency_id": "look",
+    "concurrency_limit": 8,
+    "show_progress": "hidden",
+    "trigger_mode": "always_last",
+}
+
+
+class _Part:
+    """The components of one chapter."""
+
+    def __init__(self, number: int, chapter: Chapter) -> None:
+        self.chapter = chapter
+        name = f"{ID}-{chapter.id}"
+        with gr.Column(visible=number == 0, elem_id=name, elem_classes="learn-part") as self.column, gr.Row():
+            with gr.Column(scale=2, min_width=300):
+                gr.Markdown(
+                    f"### {TITLES[number]}\n{chapter.text}",
+                    latex_delimiters=_DELIMITERS,
+                    elem_classes="learn-text",
+                )
+                tries = "\n".join(f"- {what}" for what in chapter.tries)
+                gr.Markdown(f"**Try**\n\n{tries}", latex_delimiters=_DELIMITERS, elem_classes="learn-try")
+            with gr.Column(scale=3, min_width=300):
+                with gr.Row(elem_classes="learn-fields"):
+                    self.fields = [_component(f"{name}-{field.name}", field) for field in chapter.fields]
+                self.problem = gr.HTML("", apply_default_css=False, elem_id=f"{name}-problem")
+                self.shown = gr.HTML("", apply_default_css=False, elem_id=f"{name}-shown")
+                self.maps = [figure_component(f"{name}-map")] if chapter.has_map else []
+
+    @property
+    def outputs(self) -> list[Any]:
+        return [self.problem, self.shown, *self.maps]
+
+    def show(self, *values: Any) -> list[Any]:
+        """Values for ``outputs``; with a value that can't be used, a sentence, and the rest stays as it was."""
+        try:
+            given = [
+                "" if value is None and field.range is None else value
+                for field, value in zip(self.chapter.fields, values, strict=True)
+            ]
+            shown = self.chapter.show(*given)
+        except Exception as error:
+            return [_problem(explain(error)), *[gr.skip()] * (len(self.outputs) - 1)]
+        return ["", blocks.marked(shown.html), *([shown.map] if self.maps else [])]
+
+
+def _component(name: str, field: Field) -> Any:
+    if field.range is not None:
+        low, high, step = field.range
+        return gr.Slider(
+            low, high, field.value, step=step, label=field.label, buttons=[], min_width=180, elem_id=name
+        )
+    if field.choices:
+        return gr.Radio(
+            list(field.choices), value=field.value, label=field.label, min_width=180, elem_id=name
+        )
+    return gr.Textbox(
+        field.value,
+        label=field.label,
+        lines=field.lines,
+        max_lines=max(field.lines, 8) if field.lines > 1 else 1,
+        min_width=180,
+        elem_id=name,
+    )
+
+
+def _problem(sentence: str) -> str:
+    from html import escape
+
+    return f'<p class="ln-problem" role="alert">{escape(sentence)}</p>'
+
+
+class Learn:
+    """The view: one chapter in sight, the others made when they are opened."""
+
+    id = ID
+
+    def __init__(self) -> None:
+        with gr.Tab(LABEL, id=ID, elem_id=f"tab-{ID}") as self.tab:
+            gr.HTML(_LEAD, apply_default_css=False)
+            self.step = gr.Radio(
+                TITLES,
+                value=TITLES[0],
+                label="Step",
+                show_label=False,
+                container=False,
+                elem_id="learn-steps",
+                elem_classes="choice",
+            )
+            self.parts = [_Part(i, chapter) for i, chapter in enumerate(CHAPTERS)]
+            with gr.Row(elem_id="learn-turn"):
+                back = gr.Button("Back", size="sm", scale=0, min_width=120, elem_id="learn-back")
+                on = gr.Button(
+                    "Next step", variant="primary", size="sm", scale=0, min_width=120, elem_id="learn-next"
+                )
+        self._fill_first()
+        everything = [field for part in self.parts for field in part.fields]
+        shown = [self.step, *(part.column for part in self.parts)]
+        shown += [output for part in self.parts for output in part.outputs]
+        self.step.input(partial(self.turn, 0), [self.step, *everything], shown, **_LIGHT)
+        for button, by in ((back, -1), (on, 1)):
+            button.click(partial(self.turn, by), [self.step, *everything], shown, **_LIGHT).then(
+                None, js=_TO_THE_TOP, api_visibility="private"
+            )
+        for part in self.parts:
+            gr.on([field.input for field in part.fields], part.show, part.fields, part.outputs, **_LIGHT)
+
+    def _fill_first(self) -> None:
+        """The first chapter is in sight at once, so it comes with the page."""
+        first = self.parts[0]
+        values = first.show(*(field.value for field in first.chapter.fields))
+        for output, value in zip(first.outputs, values, strict=True):
+            output.value = value
+
+    def turn(self, by: int, title: str, *values: Any) -> list[Any]:
+        """Another chapter: it is shown with what its fields hold, and the one before is put away."""
+        now = TITLES.index(title) if title in TITLES else 0
+        chosen = min(max(now + by, 0), len(CHAPTERS) - 1)
+        updates: list[Any] = [TITLES[chosen], *(gr.Column(visible=i == chosen) for i in range(len(CHAPTERS)))]
+        start = 0
+        for i, part in enumerate(self.parts):
+            end = start + len(part.fields)
+            updates += part.show(*values[start:end]) if i == chosen else [gr.skip()] * len(part.outputs)
+            start = end
+        return updates
+
+    @property
+    def outputs(self) -> list[Any]:
+        return []
+
+    def render(self, screen: Screen) -> list[Any]:
+        """Nothing here depends on the text or the models above."""
+        return []
