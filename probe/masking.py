@@ -11,6 +11,7 @@ from torch import Tensor
 from attention import causal_mask, scaled_dot_product_attention
 from probe.capture import Recording, encode_for, record
 from probe.models import Model, resolve
+from probe.precision import precise
 from probe.tokens import Span, Text
 
 Direction = Literal["causal", "bidirectional"]
@@ -170,7 +171,7 @@ def _weights(recording: Recording, layer: int, head: int, *, causal: bool) -> Te
     seen = recording.layers[layer]
     query, key, value = (part[0, head] for part in (seen.query, seen.key, seen.value))  # (T, head_dim)
     mask = causal_mask(len(query), device=query.device) if causal else None
-    with torch.no_grad():
+    with precise(query.device), torch.no_grad():
         steps = scaled_dot_product_attention(
             query, key, value, mask=mask, scale=recording.model.sites[layer].scale, keep_steps=False
         )

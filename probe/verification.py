@@ -372,11 +372,14 @@ class Tally:
             errors = _measure(seen, again, real)
             bounds = _bounds(seen, again, errors, scale, real)
             places = range(len(errors.worst))
-            text, query, key = torch.tensor(errors.worst, device=real.device).T
-            cell = text, torch.arange(len(places), device=real.device), query, key
+            rows, queries, keys = torch.tensor(errors.worst, device=real.device).T
+            cell = rows, torch.arange(len(places), device=real.device), queries, keys
             ours, theirs = again.steps.heads.weights[cell].tolist(), seen.weights[cell].tolist()
             sampled = again.layer % len(places)
-            loops = _loops_error(seen, again, sampled, errors.worst[sampled], scale, recording)
+            text, query, _ = errors.worst[sampled]
+            if errors.weights[sampled] == 0.0:  # no worst row: the last one sees every key
+                query = len(recording.encodings[text]) - 1
+            loops = _loops_error(seen, again, sampled, text, query, scale, recording)
         cells = _allowed_cells(again.mask, real)
 
         for head in places:
@@ -586,15 +589,15 @@ def _loops_error(
     seen: LayerRecord,
     again: Recomputed,
     head: int,
-    worst: tuple[int, int, int],
+    text: int,
+    query: int,
     scale: float,
     recording: Recording,
 ) -> float:
-    """The row of a head's worst cell by nested loops in float64, against the model's weights.
+    """One row of a head by nested loops in float64, against the model's weights.
 
     From the model's own query and keys, so that nothing is shared with the computation from scratch.
     """
-    text, query, _ = worst
     length = len(recording.encodings[text])
     rows = slice(query, query + 1)
     weights, _ = attention_by_loops(

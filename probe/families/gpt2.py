@@ -9,13 +9,20 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from transformers import PretrainedConfig, PreTrainedModel
 
+from probe.errors import ProbeError
 from probe.families.site import Family, Projection, Site
 
 
 def sites(hf: PreTrainedModel) -> tuple[Site, ...]:
     blocks: Any = hf.base_model.h
+    if hf.config.reorder_and_upcast_attn and hf.dtype == torch.float64:
+        raise ProbeError(
+            "This GPT-2 is set to reorder_and_upcast_attn, which transformers computes in float32 only: "
+            "load it with dtype=torch.float32."
+        )
     return tuple(_site(block.attn, layer, hf.config) for layer, block in enumerate(blocks))
 
 

@@ -1,17 +1,14 @@
-"""Texts and computations that the tests of the Hugging Face side share."""
+"""Texts of every kind, and transformers' own maps of them, for tests to compare with."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import pytest
 import torch
 from transformers import AutoModel, AutoTokenizer
 
-import probe
 from probe import Model
+from probe.tokens import Text
 
 STORY = (
     "Once upon a time there was a little girl named Lily who lived near a big green forest. One day she "
@@ -39,31 +36,21 @@ SHORT_TEXTS = (
 )
 
 
-@pytest.fixture(scope="session")
-def varied_texts() -> Callable[[Model], list[probe.tokens.Text]]:
-    """`varied_texts(model)`: 20 texts or more, up to the model's limit; pairs where it takes them."""
-
-    def make(model: Model) -> list[probe.tokens.Text]:
-        texts: list[probe.tokens.Text] = [*SHORT_TEXTS]
-        assert model.max_tokens is not None
-        texts += [fitted(model, STORY * 20, count) for count in (64, 128, model.max_tokens // 2)]
-        # No sentence repeated: other words, and another spread of attention, up to the last position.
-        texts.append(
-            fitted(model, " ".join(f"{n} is {n * n} squared." for n in range(200)), model.max_tokens)
-        )
-        if model.has_pairs:
-            texts += [
-                ("Who sat on the mat?", "The cat sat on the mat."),
-                ("Où est le chat ?", STORY),
-                ("a", "b"),
-            ]
-        return texts
-
-    return make
+def varied_texts(model: Model) -> list[Text]:
+    """20 texts, some of 64, 96 and 128 tokens, half the model's limit and the limit; also pairs for BERT."""
+    assert model.max_tokens is not None
+    texts: list[Text] = [*SHORT_TEXTS]
+    texts += [fitted(model, STORY * 20, count) for count in (64, 96, 128, model.max_tokens // 2)]
+    # No sentence repeated: other words, and another spread of attention, up to the last position.
+    squares = " ".join(f"{n} is {n * n} squared." for n in range(200))
+    texts.append(fitted(model, squares, model.max_tokens))
+    if model.has_pairs:
+        texts += [("Who sat on the mat?", "The cat sat on the mat."), ("Où est le chat ?", STORY), ("a", "b")]
+    return texts
 
 
 def fitted(model: Model, text: str, num_tokens: int) -> str:
-    """The start of `text` that has exactly `num_tokens` tokens, special tokens included."""
+    """The start of ``text`` that has exactly ``num_tokens`` tokens, special tokens included."""
     spans = model.tokenizer(text, return_offsets_mapping=True, verbose=False)["offset_mapping"]
     added = 2 if model.has_pairs else 0
     assert len(spans) >= num_tokens
@@ -72,16 +59,11 @@ def fitted(model: Model, text: str, num_tokens: int) -> str:
     return cut
 
 
-def eager_attentions(
-    folder: Path, texts: list[Any], dtype: torch.dtype = torch.float32
-) -> list[torch.Tensor]:
-    """transformers' own maps from a network loaded here: for each text (layers, heads, T, T)."""
+def eager_maps(folder: Path, text: Text, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """(layers, heads, T, T), from a network loaded here by transformers alone, with output_attentions."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     network = AutoModel.from_pretrained(folder, attn_implementation="eager", dtype=dtype).eval()
-    maps = []
-    for text in texts:
-        pair = text if isinstance(text, tuple) else (text,)
-        with torch.no_grad():
-            output = network(**tokenizer(*pair, return_tensors="pt"), output_attentions=True)
-        maps.append(torch.cat(output.attentions))
-    return maps
+    texts = text if isinstance(text, tuple) else (text,)
+    with torch.no_grad():
+        output = network(**tokenizer(*texts, return_tensors="pt"), output_attentions=True)
+    return torch.cat(output.attentions)
