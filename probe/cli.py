@@ -1,4 +1,4 @@
-"""The command line: ``python -m probe verify|attend|masks|trace|models``.
+"""The command line: ``python -m probe verify|attend|masks|trace|heads|find|models``.
 
 Results go to stdout, everything else to stderr. Exit code 0: all is well; 1: a check failed; 2: bad input.
 """
@@ -147,6 +147,59 @@ def trace(
         _load(model, device, dtype), _with(text, pair), layer, head, query, truncate=truncate
     )
     _print(result.to_dict() if as_json else str(result).rstrip())
+
+
+@app.command()
+def heads(
+    model: ModelName,
+    text: TheText,
+    sort: Annotated[
+        str | None, typer.Option("--sort", metavar="MEASURE", help="Largest first, by a column's title.")
+    ] = None,
+    top: Annotated[int | None, typer.Option("--top", min=1, help="Only so many heads.")] = None,
+    pair: Pair = None,
+    as_json: AsJson = False,
+    device: Device = None,
+    dtype: Dtype = "float32",
+    truncate: Truncate = False,
+) -> None:
+    """Measure every head: entropy, distance, weight on the previous token, induction and more."""
+    from dataclasses import replace
+
+    import probe
+    from probe.tables import measures_table
+
+    measures = probe.measure_heads(_load(model, device, dtype), _with(text, pair), truncate=truncate)
+    shown = (measures.heads if sort is None else measures.ranked(sort))[:top]
+    _print(replace(measures, heads=shown).to_dict() if as_json else measures_table(measures, shown).rstrip())
+
+
+@app.command()
+def find(
+    model: ModelName,
+    text: TheText,
+    from_word: Annotated[
+        str, typer.Argument(metavar="FROM", help='The word that attends; "it#2": the second.')
+    ],
+    to_word: Annotated[str, typer.Argument(metavar="TO", help="The word that is attended to.")],
+    versus: Annotated[
+        str | None, typer.Option("--versus", metavar="WORD", help="A second target to compare with.")
+    ] = None,
+    top: Annotated[int, typer.Option("--top", min=1, help="How many heads to list.")] = 10,
+    pair: Pair = None,
+    as_json: AsJson = False,
+    device: Device = None,
+    dtype: Dtype = "float32",
+    truncate: Truncate = False,
+) -> None:
+    """Rank the heads by the weight that links two words of a text."""
+    import probe
+    from probe.tables import found_table
+
+    found = probe.find_heads(
+        _load(model, device, dtype), _with(text, pair), from_word, to_word, versus, truncate=truncate
+    )
+    _print(found.to_dict() if as_json else found_table(found, top).rstrip())
 
 
 @app.command()

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from probe.capture import Run
     from probe.comparison import Comparison
     from probe.masking import MaskComparison
+    from probe.measures import Rollout
+    from probe.texts import TextComparison
     from probe.verification import Report
 
 FORMATS = ("png", "svg", "pdf")
@@ -126,6 +128,36 @@ def draw_masks(masks: MaskComparison, shown: Words | None = None) -> Figure:
         ],
         [masks.summary, *_remarks(masks, shown)],
     )
+
+
+def draw_texts(texts: TextComparison) -> Figure:
+    """The same head on two texts, and the absolute difference between the tokens that both have."""
+    first, second = (single_tokens(one) for one in (texts.first, texts.second))
+    panels = [
+        _weights("the first text", texts.first.weights, first),
+        _weights("the second text", texts.second.weights, second),
+    ]
+    if texts.pairs:
+        shared = tuple(texts.first.tokens[position] for position, _ in texts.pairs)
+        axes = _Axis("query", shared), _Axis("key", shared)
+        panels.append(_Panel("absolute difference", _numbers(texts.difference.abs()), "difference", *axes))
+    return _compose(_title(texts, texts.layer, texts.head), panels, [texts.summary])
+
+
+def draw_rollout(rollout: Rollout, layer: int | None = None, shown: Words | None = None) -> Figure:
+    """Attention rollout up to a layer (the last by default), with what must be said of it.
+
+    Raises
+    ------
+    ProbeError
+        If there is no such layer, or ``shown`` belongs to another text.
+    """
+    layer = len(rollout.maps) - 1 if layer is None else layer
+    shown = shown or single_tokens(rollout)
+    axes = _Axis("position", shown.labels), _Axis("input token", shown.labels)
+    panel = _Panel("", _numbers(shown.weights(rollout.weights(layer))), "weight", *axes)
+    title = f"{rollout.model_name} ({rollout.source}), attention rollout up to layer {layer}"
+    return _compose(title, [panel], [*_remarks(rollout, shown), rollout.caveat])
 
 
 def draw_errors(report: Report) -> Figure:
@@ -230,7 +262,7 @@ def _future(shown: Words) -> np.ndarray:
     return (allowed == 0).numpy()
 
 
-def _title(result: Run | MaskComparison, layer: int, head: int) -> str:
+def _title(result: Run | MaskComparison | TextComparison, layer: int, head: int) -> str:
     return f"{result.model_name} ({result.source}), layer {layer}, head {head}"
 
 

@@ -100,9 +100,12 @@ class FoundHeads:
         if self.versus is None:
             return f"{line}."
         other = self.by_difference[0]
+        line = f'{line}, {best.versus:.1%} on "{self.versus.word}"'
+        if other == best:
+            return f"{line}. No head prefers it more."
         return (
-            f'{line}, {best.versus:.1%} on "{self.versus.word}". Layer {other.layer}, head {other.head} '
-            f"prefers it most: {other.weight:.1%} against {other.versus:.1%}."
+            f"{line}. Layer {other.layer}, head {other.head} prefers it most: {other.weight:.1%} against "
+            f"{other.versus:.1%}."
         )
 
     def to_dict(self) -> dict[str, Any]:

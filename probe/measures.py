@@ -265,19 +265,20 @@ class HeadMeasures:
     heads: tuple[HeadMeasure, ...]
 
     def ranked(self, name: str, *, ascending: bool = False) -> tuple[HeadMeasure, ...]:
-        """The heads by one measure, largest first; those without it at the end.
+        """The heads by one measure, by its name or title, largest first; those without it at the end.
 
         Raises
         ------
         ProbeError
             If there is no such measure.
         """
-        names = [measure.name for measure in MEASURES]
-        if name not in names:
-            raise ProbeError(f"There is no measure {name!r}; there are {', '.join(names)}.")
-        with_it = [head for head in self.heads if getattr(head, name) is not None]
-        without = [head for head in self.heads if getattr(head, name) is None]
-        ordered = sorted(with_it, key=lambda head: getattr(head, name), reverse=not ascending)
+        found = next((measure.name for measure in MEASURES if name in (measure.name, measure.title)), None)
+        if found is None:
+            titles = ", ".join(measure.title for measure in MEASURES)
+            raise ProbeError(f"There is no measure {name!r}; there are {titles}.")
+        with_it = [head for head in self.heads if getattr(head, found) is not None]
+        without = [head for head in self.heads if getattr(head, found) is None]
+        ordered = sorted(with_it, key=lambda head: getattr(head, found), reverse=not ascending)
         return (*ordered, *without)
 
     def to_dict(self) -> dict[str, Any]:

@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 from transformers import MistralConfig, MistralModel
+from typer.testing import CliRunner
 
 import probe
 from probe.capture import encode_for, record
+from probe.cli import app
 from probe.finding import find_heads, find_heads_of, locate, matches
 from probe.tables import found_table
 
@@ -215,3 +217,12 @@ def test_a_tokenizer_without_spans_is_refused(bert: probe.Model) -> None:
     encoding = encode_for(bert, TROPHY)
     with pytest.raises(probe.ProbeError, match="words can't be looked up"):
         locate(type(encoding)(**{**vars(encoding), "spans": None}), "it")
+
+
+def test_the_command_line(bert: probe.Model) -> None:
+    arguments = ["find", "bert", TROPHY, "it", "trophy", "--versus", "suitcase"]
+    best = find_heads(bert, TROPHY, "it", "trophy", "suitcase").heads[0]
+    plain = json.loads(CliRunner().invoke(app, [*arguments, "--json"]).stdout)
+    assert (plain["heads"][0]["layer"], plain["heads"][0]["head"]) == (best.layer, best.head)
+    lines = CliRunner().invoke(app, [*arguments, "--top", "3"]).stdout.splitlines()
+    assert sum(line.strip()[:1].isdigit() for line in lines) == 6

@@ -19,9 +19,11 @@ from transformers import (
     T5Config,
     T5ForConditionalGeneration,
 )
+from typer.testing import CliRunner
 
 import probe
 from probe.capture import encode_for, record
+from probe.cli import app
 from probe.measures import (
     MEASURES,
     HeadMeasure,
@@ -307,10 +309,11 @@ def test_ranking(gpt2: probe.Model) -> None:
     ranked = measured.ranked("on_previous")
     values = [head.on_previous for head in ranked if head.on_previous is not None]
     assert values == sorted(values, reverse=True) and len(values) == len(measured.heads)
+    assert measured.ranked("previous") == ranked
     assert measured.ranked("on_previous", ascending=True)[0] == ranked[-1]
     gaps = replace(measured, heads=(replace(measured.heads[0], entropy=None), *measured.heads[1:]))
     assert gaps.ranked("entropy")[-1].entropy is gaps.ranked("entropy", ascending=True)[-1].entropy is None
-    with pytest.raises(probe.ProbeError, match="no measure 'size'; there are entropy, distance"):
+    with pytest.raises(probe.ProbeError, match="no measure 'size'; there are entropy, distance, self"):
         measured.ranked("size")
 
 
@@ -366,3 +369,13 @@ def test_rollout_says_what_it_is_not(bert: probe.Model) -> None:
         rolled.weights(6)
     row = rolled.weights(5)[2]
     assert f"{int(row.argmax())} {rolled.tokens[int(row.argmax())]} ({float(row.max()):.3f})" in str(rolled)
+
+
+def test_the_command_line(gpt2: probe.Model) -> None:
+    expected = measure_heads(gpt2, REPEATED).ranked("induction")
+    run = CliRunner().invoke(app, ["heads", "gpt2", REPEATED, "--sort", "induction", "--top", "2", "--json"])
+    found = json.loads(run.stdout)["heads"]
+    assert [(one["layer"], one["head"]) for one in found] == [(one.layer, one.head) for one in expected[:2]]
+    assert found[0]["induction"] == pytest.approx(expected[0].induction, abs=1e-6)
+    table = CliRunner().invoke(app, ["heads", "gpt2", REPEATED]).stdout.splitlines()
+    assert sum(line.strip()[:1].isdigit() for line in table) == 36
