@@ -326,8 +326,8 @@ class WordOrder:
 def compare_order(first: Sequence[str], second: Sequence[str], positions: bool) -> WordOrder:
     """Attention without weights over two sentences, with or without the position added to each word.
 
-    A word's four numbers follow from its letters, so that it is the same wherever it stands. The positions are
-    those of Vaswani et al. 2017, section 3.5.
+    A word's four numbers follow from its letters, so that it is the same wherever it stands. The positions
+    are those of Vaswani et al. 2017, section 3.5.
     """
     outputs = []
     for words in (first, second):
@@ -357,7 +357,7 @@ def _toy_encoding(word: str) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class ByHand:
-    """Self-attention with weights, every matrix of it: (T, d) the projections and outputs, (T, T) the rest."""
+    """Self-attention with weights: (T, d) the projections and outputs, (T, T) the other steps."""
 
     query: Tensor
     key: Tensor

@@ -1,4 +1,4 @@
-"""bertviz: its head view and its model view of the kept maps, drawn in a frame that has no origin and no network."""
+"""bertviz: its head view and its model view of the kept maps, in a frame without origin or network."""
 
 from __future__ import annotations
 
@@ -34,10 +34,11 @@ NUMBERS = 150_000
 """Weights sent to one frame: a megabyte, at four decimals."""
 
 _LEAD = """
-<p class="lead">The same weights as bertviz draws them (Vig 2019, "A Multiscale Visualization of Attention in the
-Transformer Model"). In the head view, point at a token to see where it looks; a click on a coloured square turns that
-head off or on, a double click leaves it alone. In the model view, click a picture to enlarge it. bertviz's third view,
-the neuron view, knows only four models of 2019: here <b>Steps</b> is the neuron view for every model.</p>
+<p class="lead">The same weights as bertviz draws them (Vig 2019, "A Multiscale Visualization of Attention in
+the Transformer Model"). In the head view, point at a token to see where it looks; a click on a coloured
+square turns that head off or on, a double click leaves it alone. In the model view, click a picture to enlarge
+it. bertviz's third view, the neuron view, knows only models of 2019: here <b>Steps</b> is the neuron view for
+every model.</p>
 """
 
 _GRID = """
@@ -70,8 +71,8 @@ def plan(
 ) -> Plan:
     """All layers if they are drawn within a second, else one, else a part of one around a query.
 
-    bertviz draws a line for each pair of tokens in each head, of all layers in the model view and of one in the head
-    view; the head view draws two rectangles for each pair besides.
+    bertviz draws a line for each pair of tokens in each head, of all layers in the model view and of one in
+    the head view; the head view draws two rectangles for each pair besides.
 
     Parameters
     ----------
@@ -138,7 +139,7 @@ def drawing(
 
 
 def _cleaned(page: str, tokens: list[str]) -> str:
-    """bertviz's page without its loader; its parameters once instead of twice, with the real tokens in them."""
+    """bertviz's page without its loader; its parameters once, not twice, with the real tokens in them."""
     marker = "const params = "
     if page.count(REQUIRE) != 1 or page.count(marker) != 1:
         raise _changed()
@@ -162,7 +163,7 @@ def _changed() -> probe.ProbeError:
     from importlib.metadata import version
 
     return probe.ProbeError(
-        f"bertviz {version('bertviz')} writes its page in another way than this view knows: install bertviz 1.4."
+        f"bertviz {version('bertviz')} writes its page in a way this view doesn't know: install bertviz 1.4."
     )
 
 
@@ -259,12 +260,14 @@ def _reason(kind: str, half: Half, kept: Words, chosen: Plan) -> str:
     shapes = (3 if kind == "head" else 1) * layers * model.num_heads * total**2
     cause = f"bertviz would draw {shapes:,} shapes here, and a browser draws about {SHAPES:,} in a second"
     if shapes <= SHAPES:
-        cause = f"the weights of all layers are {model.num_layers * model.num_heads * total**2:,} numbers, too many to send"
+        numbers = model.num_layers * model.num_heads * total**2
+        cause = f"the weights of all layers are {numbers:,} numbers, too many to send"
     sentence = f"Only layer {half.layer} is drawn, because {cause}. The slider above chooses another layer."
     if chosen.end - chosen.start < total:
         sentence += (
-            f" Of its {total} tokens you see {chosen.end - chosen.start}, from {chosen.start} to {chosen.end - 1}, around "
-            "the chosen query; what falls on the others is left out. Compare shows all of them."
+            f" Of its {total} tokens you see {chosen.end - chosen.start}, from {chosen.start} to "
+            f"{chosen.end - 1}, around the chosen query; what falls on the others is left out. "
+            "Compare shows all of them."
         )
     return sentence
 
@@ -318,8 +321,8 @@ class Bertviz:
                 server_functions=[surroundings],
                 elem_id=f"{ID}-frames",
             )
-        # What is drawn also depends on a choice of this view alone, so rendering it only says what is looked at.
-        self.place: gr.State = gr.State(None)
+            # What is drawn depends on this view's own choice too, so rendering only says what is looked at.
+            self.place: gr.State = gr.State(None)
         gr.on(
             [self.place.change, self.kind.input],
             self.draw,

@@ -1,4 +1,4 @@
-"""Learn: the ladder from a look-up to the attention of GPT-2, each step with an example that can be changed."""
+"""Learn: from a look-up to the attention of GPT-2, each step with an example that can be changed."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ TITLES = [f"{i} {chapter.title}" for i, chapter in enumerate(CHAPTERS, 1)]
 _STYLE = (Path(__file__).parent.parent / "assets" / "learn.css").read_text(encoding="utf-8")
 _LEAD = f"""
 <style>{_STYLE}</style>
-<p class="lead">Attention in {len(CHAPTERS)} steps, about twenty minutes. Every number is computed by this project's own
-code from what stands in the fields: change it, and see what follows. Each step says what to try.</p>
+<p class="lead">Attention in {len(CHAPTERS)} steps, about twenty minutes. Every number is computed by this
+project's own code from what stands in the fields: change it, and see what follows. Each step says what to
+try.</p>
 """
 _DELIMITERS: list[dict[str, str | bool]] = [
     {"left": "$$", "right": "$$", "display": True},
@@ -64,7 +65,7 @@ class _Part:
         return [self.problem, self.shown, *self.maps]
 
     def show(self, *values: Any) -> list[Any]:
-        """Values for ``outputs``; with a value that can't be used, a sentence, and the rest stays as it was."""
+        """Values for ``outputs``; if a value can't be used, a sentence, and the rest stays as it was."""
         try:
             given = [
                 "" if value is None and field.range is None else value

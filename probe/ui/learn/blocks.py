@@ -103,7 +103,7 @@ class Line:
 def chart(title: str, ticks: Sequence[str], lines: Sequence[Line], top: float, marks: Sequence[float]) -> str:
     """Lines over equally spaced ticks, from 0 to ``top``; every point says its number."""
     width, height, left, bottom = 440, 200, 40, 28
-    right, upper = 12, 10
+    right, upper = 22, 10
 
     def x(i: int) -> float:
         return left + i * (width - left - right) / (len(ticks) - 1)

@@ -37,19 +37,21 @@ ACROSS = Chapter(
     "cross",
     "Cross-attention",
     """
-The first transformer translated. Its encoder read *the sky is blue*; its decoder wrote *el cielo es azul*, and at
-every word looked back at the English. The recipe changes in one place:
+The first transformer translated (Vaswani et al. 2017, section 3.2.3). Its encoder read *the sky is blue*;
+its decoder wrote *el cielo es azul*, and at every word looked back at the English. The recipe changes in
+one place:
 
-$$Q = X_{\\text{decoder}} W_Q^\\top \\qquad K = X_{\\text{encoder}} W_K^\\top \\qquad V = X_{\\text{encoder}} W_V^\\top$$
+$$Q = X_{\\text{dec}} W_Q^\\top \\qquad K = X_{\\text{enc}} W_K^\\top \\qquad V = X_{\\text{enc}} W_V^\\top$$
 
-Queries come from one sentence, keys and values from the other. There is no causal mask: the English is all there.
-The sentences needn't be equally long, so the matrix needn't be square.
+Queries come from one sentence, keys and values from the other. There is no causal mask: the English is
+all there. The sentences needn't be equally long, so the matrix needn't be square.
 
-The encodings are toys, chosen so that words with the same meaning point the same way. A trained model finds such
-directions by itself. Models that describe a picture or take down speech work in the same way.
+The encodings are toys, chosen so that words with the same meaning point the same way. A trained model
+finds such directions by itself. Models that describe a picture or take down speech work in the same way.
 """,
     (
-        "Take the last Spanish word away, or add `today 0.7 0.7` to the English: what stays as wide as it was?",
+        "Take the last Spanish word away, or add `today 0.7 0.7` to the English: what stays as wide as it "
+        "was?",
         "Give *azul* the numbers of *sky*: where does it look now?",
         "Turn the sharpness to 0: each Spanish word gets the same, the mean of the English.",
     ),
@@ -101,18 +103,20 @@ HEADS = Chapter(
     "heads",
     "Many heads",
     """
-One set of weights can look for one kind of thing. A model has several, its **heads**, each with its own $W_Q$, $W_K$
-and $W_V$, over the same words at the same time; their outputs are put side by side:
+One set of weights can look for one kind of thing. A model has several, its **heads**, each with its own
+$W_Q$, $W_K$ and $W_V$, over the same words at the same time (Vaswani et al. 2017, section 3.2.2); their
+outputs are put side by side:
 
 $$\\operatorname{MultiHead}(X) = \\big[\\,\\text{head}_0,\\ \\text{head}_1,\\ \\dots\\,\\big]$$
 
-**Stacked**, each head is a layer of its own, one after the other. **Split**, there is one wide matrix for all
-queries, one for all keys, one for all values, whose results are cut up into heads. The numbers are the same; so are
-the multiplications. But a few large products of matrices suit a processor far better than many small ones.
+**Stacked**, each head is a layer of its own, one after the other. **Split**, there is one wide matrix for
+all queries, one for all keys, one for all values, whose results are cut up into heads. The numbers are
+the same; so are the multiplications. But a few large products of matrices suit a processor far better
+than many small ones.
 """,
     (
-        "The first two columns are the output of step 6: head 0 drew the same weights from seed 42. Head 1 sees the "
-        "same words in another way.",
+        "The first two columns are the output of step 6: head 0 drew the same weights from seed 42. Head 1 "
+        "sees the same words in another way.",
         "Turn up the number of heads: which count of products grows, which doesn't?",
     ),
     (
@@ -154,11 +158,11 @@ BACK = Chapter(
     "back",
     "Back to the width",
     """
-Heads side by side are wider than what went in: three heads of two values make six numbers out of two. The next
-layer wants the old width. Three ways:
+Heads side by side are wider than what went in: three heads of two values make six numbers out of two. The
+next layer wants the old width. Three ways:
 
-1. **A linear layer** behind the heads, with as many outputs as the input had: $\\;[\\text{head}_0, \\dots]\\, W_O^\\top$.
-   This is what BERT and GPT-2 do; it also lets the heads' findings mix.
+1. **A linear layer** behind the heads, with as many outputs as the input had: $\\;[\\text{head}_0,
+   \\dots]\\, W_O^\\top$. This is what BERT and GPT-2 do; it also lets the heads' findings mix.
 2. **Narrower values**: with $d / h$ values in each of $h$ heads the sum is right by itself.
 3. **No way back**: build what follows for the larger width.
 
@@ -206,13 +210,14 @@ SIZES = Chapter(
     "sizes",
     "GPT-2",
     """
-What you have built is the attention of GPT-2; what is left is to make it large. Per layer there are four matrices
-of $d \\times d$ with their biases, for queries, keys, values and the way back:
+What you have built is the attention of GPT-2; what is left is to make it large. Per layer there are four
+matrices of $d \\times d$ with their biases, for queries, keys, values and the way back:
 
 $$4\\,(d^2 + d)$$
 
-The smallest GPT-2 has 12 layers of 12 heads and a width of 768: 124,439,808 trained numbers, though its paper said
-117 million. The largest has 48 layers of 25 heads and a width of 1,600. In both a head is 64 wide.
+The smallest GPT-2 (Radford et al. 2019) has 12 layers of 12 heads and a width of 768: 124,439,808 trained
+numbers, though its paper said 117 million. The largest has 48 layers of 25 heads and a width of 1,600. In
+both a head is 64 wide.
 
 Width doubled is four times the weights. Text doubled is four times the cells in every map.
 

@@ -6,7 +6,18 @@ from attention import causal_mask
 from attention.examples import DRAW_A_MAP, THE_CAT_SAT_ON
 from probe import lessons
 from probe.errors import ProbeError
-from probe.ui.learn.blocks import Line, chart, heading, matrix, number, says, side_by_side, table, tiny
+from probe.ui.learn.blocks import (
+    Line,
+    chart,
+    heading,
+    matrix,
+    number,
+    percent,
+    says,
+    side_by_side,
+    table,
+    tiny,
+)
 from probe.ui.learn.chapter import Chapter, Field, Shown, heatmap
 from probe.ui.learn.looking import ENCODINGS
 
@@ -35,8 +46,8 @@ def _by_hand(words: str, *weights: str) -> Shown:
     heights = {name: len(rows) for name, rows in zip(names, matrices, strict=True)}
     if heights["W query"] != heights["W key"]:
         raise ProbeError(
-            f"W query has {heights['W query']} rows and W key {heights['W key']}: queries and keys are compared number by "
-            "number, so they need equally many."
+            f"W query has {heights['W query']} lines and W key {heights['W key']}: queries and keys are "
+            "compared number by number, so they need equally many."
         )
     result = lessons.attend_by_hand(encodings, *matrices)
     steps = result.steps
@@ -72,21 +83,23 @@ BY_HAND = Chapter(
     "by-hand",
     "Q, K and V",
     """
-Now something that can be learned. Three matrices of weights make three versions of each word: a **query**, what it
-looks for; a **key**, how it is found; a **value**, what it gives.
+Now something that can be learned. Three matrices of weights make three versions of each word: a
+**query**, what it looks for; a **key**, how it is found; a **value**, what it gives.
 
 $$Q = X W_Q^\\top \\quad K = X W_K^\\top \\quad V = X W_V^\\top$$
 
-$$\\operatorname{Attention}(Q, K, V) = \\operatorname{softmax}\\!\\left(\\frac{Q K^\\top}{\\sqrt{d_k}}\\right) V$$
+$$\\text{Attention}(Q, K, V) = \\text{softmax}\\!\\left(\\frac{Q K^\\top}{\\sqrt{d_k}}\\right) V$$
 
-$d_k$ is the number of values in a key, 2 here. PyTorch stores a weight matrix with a row for each number that comes
-*out*, therefore the $\\top$. The weights are those that a fresh layer draws with seed 42; training would change them.
+$d_k$ is the number of values in a key, 2 here. PyTorch stores a weight matrix with a row for each number
+that comes *out*, therefore the $\\top$. The weights are those that a fresh layer draws with seed 42;
+training would change them.
 
-"Weight" has two meanings: those in $W$ are learned and stay, those after the softmax are made anew for every text.
+"Weight" has two meanings: those in $W$ are learned and stay, those after the softmax are made anew for
+every text.
 """,
     (
-        "Read the row of *draw*: 36% of itself, 40% of *a*, 24% of *map*. Check the two sums with a calculator. With "
-        "fewer digits on paper the last ones come out a little different.",
+        "Read the row of *draw*: 36% of itself, 40% of *a*, 24% of *map*. Check the two sums with a "
+        "calculator. With fewer digits on paper the last ones come out a little different.",
         "Make W value `1 0` and `0 1`: the outputs are now mixtures of the encodings themselves.",
         "Make W query all zeros: no preference is left. What does the softmax do with it?",
     ),
@@ -108,7 +121,7 @@ def _scale(keys: str, seed: str) -> Shown:
     num_keys = lessons.read_count(keys, "Keys", 2, 256)
     result = lessons.measure_scaling(num_keys, lessons.read_count(seed, "Seed", 0, 999_999))
     ticks = [str(width) for width in result.widths]
-    names = ("divided by √d", "as they are")
+    names = ("scaled: divided by √d", "raw")
     rows = [
         (tick, [number(float(column[i]), 3) for column in columns])
         for columns in [
@@ -124,6 +137,8 @@ def _scale(keys: str, seed: str) -> Shown:
     ]
     most = result.most
     at = result.widths.index(64)
+    spread = number(float(result.spread[at]), 1)
+    lost = percent(float(1 - result.gradient[at] / result.scaled_gradient[at]))
     return Shown(
         side_by_side(
             chart(
@@ -148,9 +163,8 @@ def _scale(keys: str, seed: str) -> Shown:
             ),
         )
         + says(
-            f"At a width of 64, that of a head of GPT-2, the raw scores spread by {number(float(result.spread[at]), 1)} "
-            f"(√64 = 8), and {number(float(1 - result.gradient[at] / result.scaled_gradient[at]) * 100, 0)}% of the "
-            "gradient is gone without the scale."
+            f"At a width of 64, that of a head of GPT-2, the raw scores spread by {spread} (√64 = 8), "
+            f"and {lost} of the gradient is gone without the scale."
         )
         + table(
             "The numbers, by width d",
@@ -164,9 +178,10 @@ SCALE = Chapter(
     "scale",
     "Why √d",
     """
-Take queries and keys of random numbers with variance 1. A dot product of width $d$ adds up $d$ products, so its
-variance is $d$, and scores spread by $\\sqrt{d}$. Wide heads get large scores, and the softmax of large scores is
-nearly a hard maximum: one weight close to 1, the others close to 0.
+Take queries and keys of random numbers with variance 1. A dot product of width $d$ adds up $d$ products,
+so its variance is $d$, and scores spread by $\\sqrt{d}$. Wide heads get large scores, and the softmax of
+large scores is nearly a hard maximum: one weight close to 1, the others close to 0 (Vaswani et al. 2017,
+section 3.2.1).
 
 Two numbers show it. The **entropy** says over how many keys a row is spread; 0 bits is a single one. The
 **gradient** is what training works with: how much each weight moves with its own score, added up,
@@ -230,24 +245,26 @@ TWO_ROUTES = Chapter(
     "causal",
     "Causal mask",
     """
-A model that writes text word by word must not look at words that are not written yet. In *The cat sat on* the word
-*sat* may see *The*, *cat* and itself. There are two routes to such a matrix.
+A model that writes text word by word must not look at words that are not written yet. In *The cat sat on*
+the word *sat* may see *The*, *cat* and itself. There are two routes to such a matrix.
 
-**Zeros afterwards.** Take the softmax, set the future to 0, divide each row by what is left. **−∞ before.** Add
+**Zeros afterwards.** Take the softmax, set the future to 0, divide each row by what is left. **−∞
+before.** Add
 
 $$M_{ij} = \\begin{cases} 0 & j \\le i \\\\ -\\infty & j > i \\end{cases}$$
 
-to the scaled scores; $e^{-\\infty} = 0$, and one softmax does it all. Every model takes the second.
+to the scaled scores; $e^{-\\infty} = 0$, and one softmax does it all. That is the one in use (Vaswani et
+al. 2017, section 3.2.3).
 
-Does the first one leak? The future was in the denominator. But it was there for the whole row alike, and the
-division takes it out again.
+Does the first one leak? The future was in the denominator. But it was there for the whole row alike, and
+the division takes it out again.
 
 These scores are scaled already: there is no $\\sqrt{d_k}$ left to divide by.
 """,
     (
         "Read the row of *sat*: 17% of *The*, 56% of *cat*, 28% of itself.",
-        "Change a number above the diagonal, the first line's last one, say, to 9. The weights without a mask change a "
-        "lot; the result must not change at all.",
+        "Change a number above the diagonal, the first line's last one, say, to 9. The weights without a "
+        "mask change a lot; the result must not change at all.",
         "Change a number below the diagonal: only its own row moves.",
     ),
     (
@@ -298,8 +315,8 @@ FIRST_AND_LAST = Chapter(
 - the **second** mixes two values, and nothing that comes later;
 - the **last** was allowed to see everything anyway. Its row is what it was.
 
-Only the rows between are a mixture of something else than before. That makes the first and the last row a cheap
-test of any mask: if they don't hold, it is wrong.
+Only the rows between are a mixture of something else than before. That makes the first and the last row a
+cheap test of any mask: if they don't hold, it is wrong.
 """,
     (
         "Add a word at the end, `here 1 1`: which rows of the masked output change? Which without a mask?",
@@ -339,19 +356,22 @@ DROPOUT = Chapter(
     "dropout",
     "Dropout",
     """
-In training, and only there, some of the finished weights are set to 0 at random, so that the model doesn't come to
-rely on a single one. With rate $p$ the survivors are multiplied by
+In training, and only there, some of the finished weights are set to 0 at random, so that the model
+doesn't come to rely on a single one (Srivastava et al. 2014). With rate $p$ the survivors are multiplied
+by
 
 $$\\frac{1}{1 - p}$$
 
 so that each weight keeps its value *on average*, and nothing has to change when dropout is switched off.
 
-Two things look like faults and aren't. A row doesn't sum to 1 any more. And now and then a whole row is lost, the
-first one most easily, as it has only one weight. Rates in use are 0.1 or 0.2; a half is for looking at.
+Two things look like faults and aren't. A row doesn't sum to 1 any more. And now and then a whole row is
+lost, the first one most easily, as it has only one weight. Rates in use are 0.1 or 0.2; a half is for
+looking at.
 """,
     (
         "Go through the seeds 0, 1, 2, 3: find one that loses a whole row.",
-        "Compare the mean of the draws with the weights. Then take a rate of 0.9: why is the mean so much rougher?",
+        "Compare the mean of the draws with the weights. Then take a rate of 0.9: why is the mean so much "
+        "rougher?",
     ),
     (
         Field("words", "Words", WORDS),

@@ -48,21 +48,21 @@ LOOK_UP = Chapter(
     "look-up",
     "Look-up",
     """
-A hotel's clerk types *Merser*. No such guest; the nearest name in the book is *Mercer*, in room 537. What was typed
-is the **query**, the names in the book are the **keys**, the rooms are the **values**.
+A hotel's clerk types *Merser*. No such guest; the nearest name in the book is *Mercer*, in room 537. What
+was typed is the **query**, the names in the book are the **keys**, the rooms are the **values**.
 
-A strict look-up answers with one value. Attention compares the query with *every* key, turns the likenesses into
-weights $w_i$ that sum to 1, and mixes all values $v_i$:
+A strict look-up answers with one value. Attention compares the query with *every* key, turns the
+likenesses into weights $w_i$ that sum to 1, and mixes all values $v_i$:
 
 $$\\text{answer} = \\sum_i w_i\\, v_i$$
 
-Names are compared here by the pairs of letters they share. The next two steps are about the two parts of this:
-the likeness, and the weights.
+Names are compared here by the pairs of letters they share. The next two steps are about the two parts of
+this: the likeness, and the weights.
 """,
     (
         "Turn the sharpness up until the mixture is room 537 to the first decimal.",
-        "Turn it down to 0: every room counts the same, and the answer is a room nobody has. In a language model the "
-        "values are vectors, and a mixture of vectors is as good a vector as any.",
+        "Turn it down to 0: every room counts the same, and the answer is a room nobody has. In a language "
+        "model the values are vectors, and a mixture of vectors is as good a vector as any.",
         "Type *Milner*: between which two guests does attention hesitate?",
     ),
     (
@@ -112,21 +112,22 @@ LIKENESS = Chapter(
     "likeness",
     "Dot product",
     """
-Words come as lists of numbers, their **encodings**. Two lists are compared by multiplying them number by number and
-adding up:
+Words come as lists of numbers, their **encodings**. Two lists are compared by multiplying them number by
+number and adding up:
 
 $$q \\cdot k = \\sum_j q_j\\, k_j$$
 
-The **dot product** is large where both point the same way, 0 where they are at right angles, negative where they
-point apart. It also grows with their lengths. The **cosine** takes the lengths out and stays between −1 and 1:
+The **dot product** is large where both point the same way, 0 where they are at right angles, negative
+where they point apart. It also grows with their lengths. The **cosine** takes the lengths out and stays
+between −1 and 1:
 
 $$\\cos(q, k) = \\frac{q \\cdot k}{\\lVert q \\rVert\\, \\lVert k \\rVert}$$
 
 Attention uses the dot product: a word may be loud as well as near.
 """,
     (
-        "*draw* scores higher with *map* than with itself, though its cosine with itself is 1. Halve *map* with a "
-        "stretch of 0.5, then 0.2: which number changes, which doesn't?",
+        "*draw* scores higher with *map* than with itself, though its cosine with itself is 1. Halve *map* "
+        "with a stretch of 0.5, then 0.2: which number changes, which doesn't?",
         "Stretch by −1: both change their sign.",
         "Give *a* the numbers `0.23 -1.16`, at a right angle to *draw*.",
     ),
@@ -170,7 +171,12 @@ def _shares(scores: str, shift: str) -> Shown:
                 "bad",
             )
         )
-    lines.append(says(f"The exponentials sum to {number(result.total, 3)}.", "plain"))
+    lines.append(says(f"The exponentials sum to {number(result.total, 3)}."))
+    if len(x) > 1 and result.shares[1] > 0:
+        ratio = number(float(result.shares[0] / result.shares[1]), 3)
+        lines.append(
+            says(f"The first score is {x[0] - x[1]:g} above the second, its share {ratio} times as large.")
+        )
     lines.append(says(f"The shares of the softmax sum to {percent(float(result.shares.sum()), 1)}.", "good"))
     return Shown(
         table(
@@ -186,18 +192,19 @@ SHARES = Chapter(
     "shares",
     "Shares",
     """
-Judges give three desserts 2, 1 and −1 points. How much of the praise is each one's? Dividing by the sum gives 100%,
-50% and −50%; and with points that sum to 0 it gives nothing at all.
+Judges give three desserts 2, 1 and −1 points. How much of the praise is each one's? Dividing by the sum
+gives 100%, 50% and −50%; and with points that sum to 0 it gives nothing at all.
 
 The **softmax** first takes $e^x$, which is never negative, then divides:
 
 $$\\operatorname{softmax}(x)_i = \\frac{e^{x_i}}{\\sum_j e^{x_j}}$$
 
-One point more is $e \\approx 2.72$ times the share. A **hard maximum** gives the winner everything; a small change
-of a score then changes nothing, so there is nothing to learn from. The soft one answers every score.
+One point more is $e \\approx 2.72$ times the share. A **hard maximum** gives the winner everything; a
+small change of a score then changes nothing, so there is nothing to learn from. The soft one answers
+every score.
 
-Taken literally it overflows: $e^x$ beyond 88.7 is infinite in float32. Taking the largest score from all of them
-first changes no share, and keeps every $e^x$ at 1 or below.
+Taken literally it overflows: $e^x$ beyond 88.7 is infinite in float32. Taking the largest score from all
+of them first changes no share, and keeps every $e^x$ at 1 or below.
 """,
     (
         "Add 1000 to every score: the softmax doesn't change, the literal one fails.",
@@ -241,13 +248,14 @@ NO_WEIGHTS = Chapter(
     "no-weights",
     "No weights",
     """
-All the pieces are there. Let every word be query, key and value at once, with nothing to learn yet. Stack the
-encodings as rows of a matrix $X$:
+All the pieces are there. Let every word be query, key and value at once, with nothing to learn yet. Stack
+the encodings as rows of a matrix $X$:
 
 $$\\Omega = X X^\\top \\qquad A = \\operatorname{softmax}(\\Omega) \\qquad Z = A X$$
 
-Row $i$ of $\\Omega$ holds the dot products of word $i$ with every word, row $i$ of $A$ their shares, and row $i$ of
-$Z$ the mixture: the word with its context in it. The softmax goes along the rows, so each row sums to 1.
+Row $i$ of $\\Omega$ holds the dot products of word $i$ with every word, row $i$ of $A$ their shares, and
+row $i$ of $Z$ the mixture: the word with its context in it. The softmax goes along the rows, so each row
+sums to 1.
 
 Three products of matrices do what two nested loops over the words would.
 """,
@@ -300,12 +308,12 @@ WORD_ORDER = Chapter(
     "order",
     "Word order",
     """
-*Dogs chase cats* and *cats chase dogs*: the same words, another meaning. A sum does not care about the order of its
-parts, and attention is a weighted sum. Put the words in another order, and the outputs come in that order, with the
-same numbers.
+*Dogs chase cats* and *cats chase dogs*: the same words, another meaning. A sum does not care about the
+order of its parts, and attention is a weighted sum. Put the words in another order, and the outputs come
+in that order, with the same numbers.
 
-So the position is added to each encoding before the first layer. The first transformer took sines and cosines of
-the position $p$, each pair slower than the one before:
+So the position is added to each encoding before the first layer. The first transformer (Vaswani et al.
+2017, section 3.5) took sines and cosines of the position $p$, each pair slower than the one before:
 
 $$\\sin\\!\\left(p / 10000^{2i/d}\\right),\\quad \\cos\\!\\left(p / 10000^{2i/d}\\right)$$
 
