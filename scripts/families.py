@@ -510,7 +510,7 @@ def check(row: Row) -> None:
     assert row.peakiness < 0.5, f"{name}: the median row has {row.peakiness:.0%} of the largest entropy"
 
 
-HEADINGS = ("Model", "What is special", "Takes", "Capture", "Error below", "From scratch", "Error below")
+HEADINGS = ("Model", "What is special", "Takes", "Capture", "Weights below", "From scratch", "Outputs below")
 
 
 def table(rows: list[Row]) -> str:

@@ -1,0 +1,73 @@
+"""The README's table of model families, made again and compared."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from scripts import families
+from scripts.families import FAMILIES, HEADINGS, README, Family, Row
+
+
+def stated() -> dict[str, tuple[str, ...]]:
+    """The rows of the README's table, by model."""
+    _, _, rest = README.read_text("utf-8").partition(families.BEGIN)
+    lines = rest.partition(families.END)[0].strip().splitlines()
+    cells = [tuple(cell.strip() for cell in line.strip("|").split("|")) for line in lines]
+    assert cells[0] == HEADINGS
+    return {row[0]: row for row in cells[2:]}
+
+
+def test_every_family_has_a_row() -> None:
+    assert list(stated()) == [family.name for family in FAMILIES]
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_the_row_still_holds(family: Family) -> None:
+    row = families.measure(family)
+    families.check(row)
+    # An error is stated as a power of ten that it lies below, and may come out in another way elsewhere.
+    errors = {
+        HEADINGS.index("Weights below"): row.capture_error,
+        HEADINGS.index("Outputs below"): row.from_scratch_error,
+    }
+    for index, (found, said) in enumerate(zip(row.cells(), stated()[family.name], strict=True)):
+        error = errors.get(index)
+        if error is None:
+            assert found == said
+        else:
+            assert error <= float(said) <= families.TOLERANCE * 10
+
+
+def row(**more: object) -> Row:
+    return dataclasses.replace(Row(FAMILIES[0], True, 2e-6, 3e-2, 0.3, 1e-6, None), **more)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"capture_error": 2e-5}, "maps differ by 2.0e-05"),
+        ({"capture_error": float("nan")}, "maps differ by nan"),
+        ({"from_scratch_error": 2e-5}, "outputs differ"),
+        ({"control_error": 9e-4}, "5% off in scale"),
+        ({"peakiness": 0.51}, "51% of the largest entropy"),
+    ],
+)
+def test_a_row_that_proves_nothing_is_refused(wrong: dict[str, object], message: str) -> None:
+    families.check(row())
+    with pytest.raises(AssertionError, match=message):
+        families.check(row(**wrong))
+
+
+def test_bounds_leave_room() -> None:
+    for error, expected in ((4e-7, "1e-06"), (6e-7, "1e-05"), (1e-5, "1e-04"), (0.0, "0")):
+        assert families.bound(error) == expected
+
+
+def test_only_the_block_is_replaced() -> None:
+    readme = f"before\n{families.BEGIN}\nold\n{families.END}\nafter\n"
+    made = families.block([row()])
+    assert families.replaced(readme, made) == f"before\n{made}\nafter\n"
+    with pytest.raises(SystemExit, match="has no"):
+        families.replaced("nothing here", made)
