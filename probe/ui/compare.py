@@ -92,7 +92,7 @@ def predictions(comparison: probe.Comparison) -> list[str]:
     sentences = []
     for prediction in comparison.predictions:
         place = "next token" if comparison.model.causal else f"token {prediction.position}"
-        words = ", ".join(f"{word.strip() or word!r} {share:.1%}" for word, share in prediction.candidates)
+        words = ", ".join(f"{word.strip() or word} {share:.1%}" for word, share in prediction.candidates)
         sentences.append(f"Predicted {place}: {words}")
     return sentences
 

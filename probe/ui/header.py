@@ -115,22 +115,18 @@ class Header:
                     elem_id="second",
                 )
                 self.run = gr.Button("Run", variant="primary", scale=0, min_width=96, elem_id="run")
-            with gr.Row(elem_id="examples"):
-                self.examples = [gr.Button(label, size="sm", variant="secondary") for label, _ in EXAMPLES]
-                self.words = gr.Checkbox(
-                    label="Words instead of tokens",
-                    container=False,
-                    scale=0,
-                    min_width=180,
-                    elem_id="words",
-                )
-                self.hide_special = gr.Checkbox(
-                    label="Hide special tokens",
-                    container=False,
-                    scale=0,
-                    min_width=180,
-                    elem_id="hide-special",
-                )
+            with gr.Row(elem_id="below-sentence"):
+                with gr.Row(elem_id="examples"):
+                    self.examples = [
+                        gr.Button(label, size="sm", variant="secondary") for label, _ in EXAMPLES
+                    ]
+                with gr.Row(elem_id="options"):
+                    self.words = gr.Checkbox(
+                        label="Words instead of tokens", container=False, min_width=0, elem_id="words"
+                    )
+                    self.hide_special = gr.Checkbox(
+                        label="Hide special tokens", container=False, min_width=0, elem_id="hide-special"
+                    )
             choices = model_choices()
             with gr.Row(elem_id="models"):
                 self.halves = [HalfControls(slot, choices) for slot in (0, 1)]

@@ -33,6 +33,8 @@ ACCENT = {"light": "#0b5d7a", "dark": "#7fd0e3"}
 ON_ACCENT = {"light": "#ffffff", "dark": "#0b1a20"}
 # The border of a control is what tells where it is, so it keeps a contrast of 3 to 1.
 EDGE = {"light": "#878f96", "dark": "#6c7a86"}
+GOOD_FILL, GOOD_INK = {"light": "#d6eedf", "dark": "#173c29"}, {"light": "#0d4f2d", "dark": "#a8e6c3"}
+BAD_FILL, BAD_INK = {"light": "#f9dcd8", "dark": "#4c1c18"}, {"light": "#7c1812", "dark": "#ffc0b8"}
 
 
 def _both(name: str, colours: dict[str, str]) -> dict[str, str]:
@@ -112,7 +114,7 @@ def theme() -> gr.themes.Base:
     ).set(**settings)
 
 
-def css() -> str:
+def style() -> str:
     """The page's style sheet, with the colours of this module as variables."""
     variables = {
         "ink": INK,
@@ -123,28 +125,35 @@ def css() -> str:
         "accent": ACCENT,
         "on-accent": ON_ACCENT,
         "edge": EDGE,
+        "good-fill": GOOD_FILL,
+        "good-ink": GOOD_INK,
+        "bad-fill": BAD_FILL,
+        "bad-ink": BAD_INK,
     }
     light = "".join(f"--af-{name}:{colours['light']};" for name, colours in variables.items())
     dark = "".join(f"--af-{name}:{colours['dark']};" for name, colours in variables.items())
-    style = (ASSETS / "style.css").read_text(encoding="utf-8")
-    return f":root{{{light}}}\n.dark{{{dark}}}\n{style}"
+    rules = (ASSETS / "style.css").read_text(encoding="utf-8")
+    return f":root{{{light}}}\n.dark{{{dark}}}\n{rules}"
 
 
 def head() -> str:
-    """The page's scripts, inline: the palette, then what draws the figures and the small parts."""
+    """The page's style and scripts, inline: the palette, then what draws the figures and the small parts.
+
+    The style goes here and not to Gradio's ``css``, which puts its own prefix before each rule: those inside
+    a media query would no longer find the outer containers.
+    """
     scripts = [f"window.attentionPalette = {json.dumps(colors.palette())};"]
     scripts += [
         (ASSETS / name).read_text(encoding="utf-8")
         for name in ("export.js", "figure.js", "page.js", "steps.js")
     ]
-    return "".join(f"<script>\n{script}</script>\n" for script in scripts)
+    return f"<style>\n{style()}</style>\n" + "".join(f"<script>\n{script}</script>\n" for script in scripts)
 
 
 def launch_options() -> dict[str, Any]:
     """What ``Blocks.launch`` must be given for the page to look and work as meant."""
     return {
         "theme": theme(),
-        "css": css(),
         "head": head(),
         "footer_links": ["api", "settings"],
         "run_history": False,

@@ -140,8 +140,10 @@
     where.append(`${trace.model}, layer ${trace.layer}, head ${trace.head}: the row of query `, token(trace, trace.query));
     box.append(where);
 
-    const detail = make("div");
-    const table = make("div");
+    const detail = make("div", "st-detail");
+    const table = make("div", "st-left");
+    const side = make("div", "st-side");
+    side.append(table, detail);
     const showKey = () => {
       table.replaceChildren(grid(
         "The row, key by key",
@@ -197,7 +199,7 @@
       step(3, "Scores and weights, key by key",
         `scaled = dot product × ${digits(trace.scale)} · exponential = exp(after the mask − ${digits(trace.maximum)}) · ` +
         `their sum = ${digits(trace.exponential_sum)} · weight = exponential ÷ sum`,
-        table, detail,
+        side,
         make("p", "st-check", `Largest difference from the model's own row: ${trace.max_abs_error.toExponential(2)}`)),
       step(4, "Context vector", `the values, weighted and added up: ${size} numbers`, mixing,
         folded("Show the whole context vector", () => vector(trace.context, "Context vector"))),

@@ -1,0 +1,67 @@
+"""Pictures of every view for the README and the documentation: light, dark and on a phone.
+
+    python scripts/screenshots.py [folder]
+
+Needs playwright and an installed Chromium or Chrome. Writes ``docs/images/<view>-<kind>.png`` by default.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+from playwright.sync_api import Browser, sync_playwright
+
+ROOT = Path(__file__).resolve().parent.parent
+VIEWS = ("compare", "masks", "steps", "verify")
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+KINDS: dict[str, dict[str, Any]] = {
+    "light": {"viewport": {"width": 1360, "height": 900}, "color_scheme": "light"},
+    "dark": {"viewport": {"width": 1360, "height": 900}, "color_scheme": "dark"},
+    "phone": {"viewport": {"width": 390, "height": 844}, "color_scheme": "light", "device_scale_factor": 2},
+}
+TALLEST = 1800  # pixels of the page that go into a picture
+
+
+def picture(browser: Browser, address: str, view: str, kind: str, path: Path) -> None:
+    """One view, painted, from the top of the page."""
+    settings = KINDS[kind]
+    context = browser.new_context(**settings)
+    page = context.new_page()
+    page.goto(f"{address}?view={view}")
+    page.locator(f"#tab-{view} [data-painted]").last.wait_for()
+    height = min(TALLEST, page.evaluate("document.documentElement.scrollHeight"))
+    width = settings["viewport"]["width"]
+    page.screenshot(path=path, full_page=True, clip={"x": 0, "y": 0, "width": width, "height": height})
+    context.close()
+
+
+def main() -> None:
+    os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    sys.path.insert(0, str(ROOT))
+    from probe.ui import build, launch_options
+
+    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "docs" / "images"
+    folder.mkdir(parents=True, exist_ok=True)
+    program = next((path for name in BROWSERS if (path := shutil.which(name))), None)
+    if program is None:
+        raise SystemExit("No Chromium or Chrome is installed.")
+    demo = build()
+    demo.queue().launch(prevent_thread_lock=True, quiet=True, **launch_options())
+    with sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu"])
+        for view in VIEWS:
+            for kind in KINDS:
+                path = folder / f"{view}-{kind}.png"
+                picture(browser, demo.local_url, view, kind, path)
+                print(path)
+        browser.close()
+    demo.close()
+
+
+if __name__ == "__main__":
+    main()
