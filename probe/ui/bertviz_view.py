@@ -36,9 +36,9 @@ NUMBERS = 150_000
 _LEAD = """
 <p class="lead">The same weights as bertviz draws them (Vig 2019, "A Multiscale Visualization of Attention in
 the Transformer Model"). In the head view, point at a token to see where it looks; a click on a coloured
-square turns that head off or on, a double click leaves it alone. In the model view, click a picture to enlarge
-it. bertviz's third view, the neuron view, knows only models of 2019: here <b>Steps</b> is the neuron view for
-every model.</p>
+square turns that head off or on, a double click leaves it alone. In the model view, click a picture to
+enlarge it. bertviz's third view, the neuron view, knows only models of 2019: here <b>Steps</b> is the neuron
+view for every model.</p>
 """
 
 _GRID = """
