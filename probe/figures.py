@@ -76,9 +76,10 @@ def draw_head(
     queries, keys = {"decoder": (target, target), "cross": (target, source)}.get(kind or "", (source, source))
     if shown is not None:
         queries = keys = shown
-    panel = _weights("", queries.weights(run.weights(layer, head, kind), keys), queries, keys=keys)
+    weights = run.weights(layer, head, kind)
+    panel = _weights("", queries.weights(weights, keys), queries, keys=keys)
     title = f"{_title(run, layer, head)}{f', {kind} attention' if kind else ''}"
-    return _compose(title, [panel], _remarks(run, queries))
+    return _compose(title, [panel], _remarks(run, queries, weights))
 
 
 def draw_comparison(comparison: Comparison, layer: int, head: int, shown: Words | None = None) -> Figure:
@@ -107,7 +108,7 @@ def draw_comparison(comparison: Comparison, layer: int, head: int, shown: Words 
             _weights("the model's own", theirs, shown, masked),
             _difference("absolute difference", (ours - theirs).abs(), shown, masked),
         ],
-        [verdict, *_remarks(comparison.encoding, shown)],
+        [verdict, *_remarks(comparison.encoding, shown, comparison.from_model(layer, head))],
     )
 
 
@@ -120,13 +121,14 @@ def draw_masks(masks: MaskComparison, shown: Words | None = None) -> Figure:
         If ``shown`` belongs to another text.
     """
     shown = shown or single_tokens(masks)
+    trained = masks.causal if masks.trained_with == "causal" else masks.bidirectional
     return _compose(
         _title(masks, masks.layer, masks.head),
         [
             _weights(masks.labels["causal"], shown.weights(masks.causal), shown, _future(shown)),
             _weights(masks.labels["bidirectional"], shown.weights(masks.bidirectional), shown),
         ],
-        [masks.summary, *_remarks(masks, shown)],
+        [masks.summary, *_remarks(masks, shown, trained)],
     )
 
 
@@ -157,7 +159,7 @@ def draw_rollout(rollout: Rollout, layer: int | None = None, shown: Words | None
     axes = _Axis("position", shown.labels), _Axis("input token", shown.labels)
     panel = _Panel("", _numbers(shown.weights(rollout.weights(layer))), "weight", *axes)
     title = f"{rollout.model_name} ({rollout.source}), attention rollout up to layer {layer}"
-    return _compose(title, [panel], [*_remarks(rollout, shown), rollout.caveat])
+    return _compose(title, [panel], [*_remarks(rollout, shown, rollout.weights(layer)), rollout.caveat])
 
 
 def draw_errors(report: Report) -> Figure:
@@ -266,15 +268,19 @@ def _title(result: Run | MaskComparison | TextComparison, layer: int, head: int)
     return f"{result.model_name} ({result.source}), layer {layer}, head {head}"
 
 
-def _remarks(result: Any, shown: Words) -> list[str]:
-    """What a reader must know about the text and about what is shown of it."""
+def _remarks(result: Any, shown: Words, weights: Tensor) -> list[str]:
+    """What a reader must know about the text and about what is shown of its (T, T) weights."""
     remarks = [remark for remark in (result.truncated, shown.notice) if remark]
     if any(end - start > 1 for start, end in shown.pieces):
         remarks.append(
             "Words instead of tokens: summed over a key word's pieces, averaged over a query word's."
         )
     if sum(end - start for start, end in shown.pieces) < shown.num_tokens:
-        remarks.append("Special tokens are left out; rows are not renormalised, so they sum to less than 1.")
+        hidden = float((shown.means(weights.sum(-1)) - shown.weights(weights).sum(-1)).mean())
+        remarks.append(
+            f"Special tokens are left out. They have {hidden:.1%} of a query's weight on average; nothing is "
+            "renormalised, so rows sum to less than 1."
+        )
     return remarks
 
 
@@ -519,7 +525,7 @@ _PREFERRED = (
     "Symbola",
 )
 # These hold a box for every character, or letters at the wrong places.
-_UNFIT = ("Last Resort", "LastResort", "STIX", "cm", "Noto Color Emoji", "Apple Color Emoji")
+_UNFIT = ("Last Resort", "LastResort", ".Last", "STIX", "cm", "Noto Color Emoji", "Apple Color Emoji")
 _LONGEST = 18
 _JOINERS = {"\u200c", "\u200d", "\ufe0e", "\ufe0f"}
 

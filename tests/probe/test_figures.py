@@ -143,6 +143,9 @@ def test_words_and_hidden_special_tokens(bert: probe.Model) -> None:
     expected = [[float(weights[rows][:, columns].sum(1).mean()) for columns in pieces] for rows in pieces]
     np.testing.assert_allclose(axes.images[0].get_array().data, expected, atol=1e-6)
     assert "summed over a key word's pieces" in caption(figure) and "sum to less than 1" in caption(figure)
+    # [CLS] is the first token and [SEP] the last; each word counts once.
+    shares = [float((weights[rows][:, 0] + weights[rows][:, -1]).mean()) for rows in pieces]
+    assert f"They have {sum(shares) / 3:.1%} of a query's weight on average" in caption(figure)
     assert "pieces" not in caption(draw_head(run, 3, 1))
 
 
