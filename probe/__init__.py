@@ -8,6 +8,7 @@ from probe.ablation import Ablation, Ranking, ablate, rank_heads
 from probe.capture import Run, attend
 from probe.comparison import Comparison, compare
 from probe.errors import ProbeError
+from probe.files import Reproduction, export, reproduce
 from probe.finding import FoundHeads, find_heads
 from probe.masking import MaskComparison, compare_masks
 from probe.measures import HeadMeasures, Rollout, measure_heads, rollout
@@ -37,6 +38,7 @@ __all__ = [
     "ProbeError",
     "Ranking",
     "Report",
+    "Reproduction",
     "Rollout",
     "Run",
     "TextComparison",
@@ -47,12 +49,14 @@ __all__ = [
     "compare",
     "compare_masks",
     "compare_texts",
+    "export",
     "find_heads",
     "group_words",
     "load",
     "measure_heads",
     "predict",
     "rank_heads",
+    "reproduce",
     "rollout",
     "run_from_scratch",
     "single_tokens",

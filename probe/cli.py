@@ -1,4 +1,4 @@
-"""The command line: ``python -m probe verify|attend|masks|trace|heads|find|models``.
+"""The command line: ``python -m probe verify|attend|masks|trace|heads|find|export|reproduce|models``.
 
 Results go to stdout, everything else to stderr. Exit code 0: all is well; 1: a check failed; 2: bad input.
 """
@@ -200,6 +200,70 @@ def find(
         _load(model, device, dtype), _with(text, pair), from_word, to_word, versus, truncate=truncate
     )
     _print(found.to_dict() if as_json else found_table(found, top).rstrip())
+
+
+@app.command()
+def export(
+    model: ModelName,
+    text: TheText,
+    file: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE", help="Ends in .json, .npz, .csv, .html, .xlsx, .png, .svg or .pdf: the format."
+        ),
+    ],
+    what: Annotated[
+        str | None,
+        typer.Option(help="run, trace, masks, comparison or report; default: trace for .xlsx, else run."),
+    ] = None,
+    layer: Annotated[int | None, typer.Option(help="Layer, counted from 0; default: all, or 0.")] = None,
+    head: Annotated[int | None, typer.Option(help="Head, counted from 0; default: all, or 0.")] = None,
+    query: Annotated[int, typer.Option(help="For a trace: position of the query's token.")] = 0,
+    pair: Pair = None,
+    device: Device = None,
+    dtype: Dtype = "float32",
+    truncate: Truncate = False,
+) -> None:
+    """Write a result to a file that says where it comes from; reproduce makes it again."""
+    import probe
+
+    if head is not None and layer is None:
+        raise typer.BadParameter("--head goes with --layer.")
+    what = what or ("trace" if file.suffix.lower() == ".xlsx" else "run")
+    loaded, given = _load(model, device, dtype), _with(text, pair)
+    place = layer or 0, head or 0
+    chosen: dict[str, int | None] = {}
+    result: Any
+    if what == "run":
+        heads: Any = None if layer is None else [layer if head is None else (layer, head)]
+        result = probe.attend(loaded, given, heads, truncate=truncate)
+    elif what == "trace":
+        result = probe.trace(loaded, given, *place, query, truncate=truncate)
+    elif what == "masks":
+        result = probe.compare_masks(loaded, given, *place, truncate=truncate)
+    elif what == "comparison":
+        result = probe.compare(loaded, given, truncate=truncate)
+        chosen = {"layer": layer, "head": head}
+    elif what == "report":
+        result = probe.verify(loaded, given, truncate=truncate)
+    else:
+        raise typer.BadParameter(f"--what is run, trace, masks, comparison or report, not {what}.")
+    probe.export(result, file, model=loaded, **chosen)
+    typer.echo(f"Wrote {file}.", err=True)
+
+
+@app.command()
+def reproduce(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A file that export wrote.")],
+    as_json: AsJson = False,
+) -> None:
+    """Make the numbers in an exported file again, and say whether they still hold."""
+    import probe
+
+    result = probe.reproduce(file)
+    _print(result.to_dict() if as_json else str(result))
+    if not result.holds:
+        raise typer.Exit(1)
 
 
 @app.command()
