@@ -329,8 +329,8 @@ class Bertviz:
             [self.place, self.kind],
             self.frames,
             api_visibility="private",
-            concurrency_id="look",
-            concurrency_limit=8,
+            concurrency_id="bertviz",
+            concurrency_limit=1,
             show_progress="hidden",
             trigger_mode="always_last",
         )

@@ -31,8 +31,8 @@ _DELIMITERS: list[dict[str, str | bool]] = [
 _TO_THE_TOP = "() => document.getElementById('learn-steps').scrollIntoView({block: 'start'})"
 _LIGHT: dict[str, Any] = {
     "api_visibility": "private",
-    "concurrency_id": "look",
-    "concurrency_limit": 8,
+    "concurrency_id": "learn",
+    "concurrency_limit": 1,
     "show_progress": "hidden",
     "trigger_mode": "always_last",
 }
