@@ -10,9 +10,11 @@ from typing import Any
 import gradio as gr
 
 from probe.ui import endpoints, links, widgets
+from probe.ui.bertviz_view import Bertviz
 from probe.ui.compare import AVERAGES, Compare
 from probe.ui.figure import grouping
 from probe.ui.header import EXAMPLES, Header, verdict
+from probe.ui.learn import Learn
 from probe.ui.masks import Masks
 from probe.ui.state import Focus, Options, Screen, Session, look
 from probe.ui.steps import Steps
@@ -44,8 +46,9 @@ class Page:
         self.header = Header()
         with gr.Tabs(elem_id="views") as self.tabs:
             self.compare, self.masks, self.steps, self.verify = Compare(), Masks(), Steps(), Verify()
-        self.views: tuple[Compare | Masks | Steps | Verify, ...]
-        self.views = (self.compare, self.masks, self.steps, self.verify)
+            others = Bertviz(), Learn()
+        self.views: tuple[Compare | Masks | Steps | Verify | Bertviz | Learn, ...]
+        self.views = (self.compare, self.masks, self.steps, self.verify, *others)
         self.ids = tuple(view.id for view in self.views)
         self.share = widgets.widget("share")
         halves = self.header.halves
