@@ -431,7 +431,7 @@ class _Sheet:
         if panel.masked is not None:
             hidden = hidden | (panel.masked & (panel.values == 0))
         if panel.kind == "difference":
-            zero = (panel.values == 0) & ~hidden
+            zero = _plain_zero(panel)
             flat = np.ma.masked_array(panel.values, ~zero)
             axes.imshow(flat, cmap=ListedColormap([_ZERO]), interpolation="nearest", aspect="auto")
             hidden = hidden | zero
