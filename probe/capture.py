@@ -161,6 +161,12 @@ class Run:
             ],
         }
 
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        from probe.notebook import run_html
+
+        return run_html(self)
+
 
 # What can be named in ``heads``: a layer, a head of it; a kind of attention, a head of a layer of a kind.
 Heads = Sequence[int | tuple[int, int] | str | tuple[str, int, int]]

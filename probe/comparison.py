@@ -59,6 +59,12 @@ class Comparison:
         """One row of one head, number by number."""
         return trace_of(self.recording, layer, head, query)
 
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        from probe.notebook import comparison_html
+
+        return comparison_html(self)
+
 
 def compare(model: Model | str, text: Text, *, truncate: bool = False) -> Comparison:
     """Run a model once on a text and compute every head again from scratch.

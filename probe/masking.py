@@ -98,6 +98,12 @@ class MaskComparison:
 
         return masks_table(self)
 
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        from probe.notebook import masks_html
+
+        return masks_html(self)
+
 
 def compare_masks(
     model: Model | str,

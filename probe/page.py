@@ -203,6 +203,11 @@ def _pooled(weights: Tensor, side: int) -> Tensor:
     return torch.stack([part.mean(0) for part in by_key.split(side, dim=0)])
 
 
+def coarse(weights: Tensor, side: int) -> Tensor:
+    """(Q, K) weights pooled to at most ``side`` rows and columns, for a small picture."""
+    return _pooled(weights.float(), math.ceil(max(weights.shape) / side))
+
+
 def _labels(tokens: Sequence[str], side: int) -> list[str]:
     """ "3 cat", or "4–7 sat on the mat" for four tokens in one."""
     labels = []

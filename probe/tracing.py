@@ -141,6 +141,12 @@ class Trace:
 
         return trace_table(self)
 
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        from probe.notebook import trace_html
+
+        return trace_html(self)
+
 
 def trace(
     model: Model | str, text: Text, layer: int, head: int, query: int, *, truncate: bool = False

@@ -156,6 +156,12 @@ class Report:
 
         return report_table(self)
 
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        from probe.notebook import report_html
+
+        return report_html(self)
+
 
 def verify(
     model: Model | str,
