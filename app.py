@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import os
+import threading
 
 # Gradio reads this when it is imported.
 os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
 
-from probe.ui import build, launch_options
+try:
+    import spaces  # on a ZeroGPU Space it must come before torch
+except ImportError:
+    spaces = None
+
+from probe.ui import build, launch_options, warm_up
+
+if spaces is not None:
+    # A ZeroGPU Space does not start without one such function; the models run on its CPU.
+    spaces.GPU(lambda: None)
 
 demo = build()
 
 if __name__ == "__main__":
+    threading.Thread(target=warm_up, daemon=True).start()
     demo.queue(max_size=64).launch(**launch_options())

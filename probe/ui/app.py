@@ -18,7 +18,7 @@ from probe.ui.learn import Learn
 from probe.ui.masks import Masks
 from probe.ui.state import Focus, Options, Screen, Session, look
 from probe.ui.steps import Steps
-from probe.ui.verify import Verify
+from probe.ui.verify import Verify, read_file, stopped
 
 # Runs of a model take turns; looking at another layer or head of a kept result does not wait for them. Looks
 # take turns too, so that answers come in the order of the questions and the newest one stays on the page.
@@ -260,6 +260,18 @@ class Page:
                 [*self.heads, self.view, self.tabs, *self.shown],
                 **_LOOK,
             )
+        verify = self.verify
+        verify.upload.upload(read_file, verify.upload, verify.texts, api_visibility="private")
+        checking = verify.start.click(
+            verify.check,
+            [self.session, verify.texts, verify.dtype],
+            verify.batch_outputs,
+            show_progress="hidden",
+            api_visibility="private",
+            concurrency_id="check",
+            concurrency_limit=1,
+        )
+        verify.stop.click(stopped, None, verify.progress, cancels=[checking], api_visibility="private")
         self.steps.trace.select(self.step, self.looked, [self.focus, *self.shown], **_LOOK)
 
 

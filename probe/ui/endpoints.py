@@ -10,6 +10,7 @@ import gradio as gr
 import probe
 from probe.ui import limits
 from probe.ui.state import STORE, explain
+from probe.ui.verify import DTYPES
 
 Result = TypeVar("Result")
 
@@ -64,20 +65,22 @@ def attend(text: str, model: str = "bert", layer: int = 0, head: int = 0, second
     return _answer(question)
 
 
-def verify(texts: list[str], model: str = "bert") -> dict[str, Any]:
+def verify(texts: list[str], model: str = "bert", dtype: str = "float32") -> dict[str, Any]:
     """Recompute every head of a model from scratch on one or more texts, and report the differences.
 
     Parameters:
         texts: the sentences.
         model: "bert", "gpt2", or another name this server accepts.
+        dtype: "float32" or "float64".
     Returns:
         the report: verdict, passed, max_abs_error, tolerance, and an entry for each head and each layer.
     """
 
     def question() -> dict[str, Any]:
         checked = limits.check_texts(texts)
-        report = probe.verify(STORE.model(limits.check_model(model)), checked)
-        return report.to_dict()
+        if dtype not in DTYPES:
+            raise probe.ProbeError(f"dtype must be {' or '.join(DTYPES)}, not {dtype!r:.50}.")
+        return probe.verify(STORE.model(limits.check_model(model), DTYPES[dtype]), checked).to_dict()
 
     return _answer(question)
 

@@ -22,6 +22,15 @@ def on_space() -> bool:
     return bool(os.environ.get("SPACE_ID"))
 
 
+def device() -> str | None:
+    """Where models are put: None leaves it to the toolkit.
+
+    A ZeroGPU Space has a GPU only inside decorated functions, in a process of their own, where nothing could
+    be kept for the next question; the models here are small enough for its CPU.
+    """
+    return "cpu" if os.environ.get("SPACES_ZERO_GPU") else None
+
+
 def check_text(text: object) -> str:
     """The text, if it is one and not too long."""
     if not isinstance(text, str):

@@ -144,25 +144,28 @@ class Store:
         self._kept_bytes = kept_bytes
         self._comparisons: OrderedDict[tuple[str, Text], tuple[probe.Comparison, int]] = OrderedDict()
         self._masked: OrderedDict[tuple[str, Text], Recording] = OrderedDict()
-        self._models: OrderedDict[str, probe.Model] = OrderedDict()
+        self._models: OrderedDict[tuple[str, torch.dtype], probe.Model] = OrderedDict()
         # Held while a model is loaded or run: two runs at once would be slower than one after the other.
         self._work = threading.RLock()
         self._books = threading.Lock()
 
-    def model(self, name: str) -> probe.Model:
+    def model(self, name: str, dtype: torch.dtype = torch.float32) -> probe.Model:
         """The loaded model; raises ``probe.ProbeError`` if it can't be had."""
+        key = (name, dtype)
         with self._books:
-            if name in self._models:
-                self._models.move_to_end(name)
-                return self._models[name]
+            if key in self._models:
+                self._models.move_to_end(key)
+                return self._models[key]
         with self._work:
-            if name not in self._models:
-                model = probe.load(name)
-                with self._books:
-                    self._models[name] = model
-                    while len(self._models) > KEPT_MODELS:
-                        self._models.popitem(last=False)
-            return self._models[name]
+            with self._books:
+                if key in self._models:
+                    return self._models[key]
+            model = probe.load(name, dtype=dtype, device=limits.device())
+            with self._books:
+                self._models[key] = model
+                while len(self._models) > KEPT_MODELS:
+                    self._models.popitem(last=False)
+            return model
 
     def comparison(self, name: str, text: Text) -> probe.Comparison:
         """The comparison of one model on one text, from memory or from one run of the model."""
@@ -248,3 +251,9 @@ def _text_for(session: Session, model: probe.Model) -> Text:
 
 def _within(value: float | None, count: int) -> int:
     return min(max(int(value or 0), 0), count - 1)
+
+
+def warm_up() -> None:
+    """Load the default models and compute the first view, so that the first visitor need not wait for it."""
+    for slot, (layer, head) in enumerate(DEFAULT_HEADS):
+        look(Session(), slot, layer, head, None)

@@ -2,108 +2,121 @@
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import gradio as gr
 import torch
 
-from probe.ui import widgets
+import probe
+from probe import HeadCheck, Report
+from probe.ui import limits, widgets
 from probe.ui.figure import Axis, Panel, difference_range, figure, figure_component, message
-from probe.ui.state import Half, Screen
+from probe.ui.state import STORE, Half, Screen, Session, explain
 
 ID, LABEL = "verify", "Verify"
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+
+_LEAD = """
+<p class="lead">Every head of every layer is computed a second time from the model's own weights, by code
+that shares nothing with the model's. A cell is the largest difference between the two over all pairs of
+tokens.</p>
+"""
+_COLUMNS = (
+    "layer",
+    "head",
+    "result",
+    "largest difference",
+    "mean difference",
+    "query error",
+    "key error",
+    "value error",
+    "context error",
+    "weight where forbidden",
+    "row sums off by",
+    "worst cell",
+)
 
 
-def describe(screen: Screen, half: Half) -> dict[str, Any]:
-    """The layer x head picture of one model's report."""
-    if half.comparison is None:
-        return message(half.name, half.problem, screen.stamp(half))
-    report, model = half.comparison.report, half.comparison.model
-    errors = torch.zeros(model.num_layers, model.num_heads, dtype=torch.float64)
-    for check in report.heads:
+def worst_checks(reports: Sequence[Report]) -> list[tuple[int, HeadCheck]]:
+    """For each head the text on which it does worst, with what was found there; failures first."""
+    by_head: dict[tuple[int, int], tuple[int, HeadCheck]] = {}
+    for text, report in enumerate(reports):
+        for check in report.heads:
+            place = (check.layer, check.head)
+            if place not in by_head or _badness(check) > _badness(by_head[place][1]):
+                by_head[place] = (text, check)
+    return sorted(by_head.values(), key=lambda found: _badness(found[1]), reverse=True)
+
+
+def _badness(check: HeadCheck) -> tuple[bool, float]:
+    # A difference that is not a number is worse than any number.
+    error = check.max_abs_error
+    return not check.passed, float("inf") if error != error else error
+
+
+def picture(
+    reports: Sequence[Report], stamp: str, chosen: tuple[int, int] | None, note: str
+) -> dict[str, Any]:
+    """The layer x head picture of the reports of one model."""
+    checks = worst_checks(reports)
+    layers = 1 + max(check.layer for _, check in checks)
+    heads = 1 + max(check.head for _, check in checks)
+    errors = torch.zeros(layers, heads, dtype=torch.float64)
+    for _, check in checks:
         errors[check.layer, check.head] = check.max_abs_error
-    worst = max(report.heads, key=lambda check: check.max_abs_error)
-    cell = worst.worst
+    _, worst = max(checks, key=lambda found: _badness(found[1]))
+    cell, name, passed = worst.worst, reports[0].model, all(report.passed for report in reports)
     return figure(
-        half.comparison.model.name,
-        Axis("layer", [str(i) for i in range(model.num_layers)], range(model.num_layers)),
-        Axis("head", [str(i) for i in range(model.num_heads)], range(model.num_heads)),
+        name,
+        Axis("layer", [str(i) for i in range(layers)], range(layers)),
+        Axis("head", [str(i) for i in range(heads)], range(heads)),
         [
             Panel(
                 "Largest difference of each head",
                 "largest difference",
                 errors,
                 "difference",
-                ends=difference_range(report),
-                note=f"tolerance {report.tolerance:.1e}; choose a cell to see that head",
+                ends=difference_range(max(reports, key=lambda report: report.tolerance)),
+                note=f"tolerance {max(report.tolerance for report in reports):.1e}{note}",
             )
         ],
-        badge=("all heads agree", "good") if report.passed else ("some heads differ", "bad"),
-        subtitle=f"they agree least at layer {worst.layer}, head {worst.head}: query "
-        f"{cell.query_token} ({cell.query}), key {cell.key_token} ({cell.key}), {worst.max_abs_error:.2e}",
-        selected=(half.layer, half.head),
-        stamp=screen.stamp(half),
-        label=f"Largest difference of each head of {model.name}. Rows are layers, columns are heads.",
+        badge=("all heads agree", "good") if passed else ("some heads differ", "bad"),
+        subtitle=f"they agree least at layer {worst.layer}, head {worst.head}: query {cell.query_token} "
+        f"({cell.query}), key {cell.key_token} ({cell.key}), {worst.max_abs_error:.2e}",
+        selected=chosen,
+        stamp=stamp,
+        label=f"Largest difference of each head of {name}. Rows are layers, columns are heads.",
     )
 
 
-def listing(half: Half) -> dict[str, Any]:
-    """The table of one model's report; failed heads first, then the largest errors."""
-    if half.comparison is None:
-        return widgets.no_table()
-    report = half.comparison.report
-    columns = [
-        "layer",
-        "head",
-        "result",
-        "largest difference",
-        "mean difference",
-        "query error",
-        "key error",
-        "value error",
-        "context error",
-        "weight where forbidden",
-        "row sums off by",
-        "worst cell",
-    ]
+def listing(reports: Sequence[Report], title: str, report: str) -> dict[str, Any]:
+    """The table of the reports of one model, and ``report``, their JSON, to be saved."""
+    several = len(reports) > 1
     rows: list[tuple[bool, list[str | int]]] = []
-    for check in sorted(report.heads, key=lambda check: (check.passed, -check.max_abs_error)):
+    for text, check in worst_checks(reports):
         forbidden = "–" if check.forbidden_weight is None else f"{check.forbidden_weight:.2g}"
         cell = check.worst
-        rows.append(
-            (
-                not check.passed,
-                [
-                    check.layer,
-                    check.head,
-                    "agrees" if check.passed else "differs",
-                    *(
-                        f"{error:.2e}"
-                        for error in (
-                            check.max_abs_error,
-                            check.mean_abs_error,
-                            check.query_error,
-                            check.key_error,
-                            check.value_error,
-                            check.context_error,
-                        )
-                    ),
-                    forbidden,
-                    f"{check.row_sum_error:.2e}",
-                    f"{cell.query_token} ({cell.query}) → {cell.key_token} ({cell.key})",
-                ],
+        cells: list[str | int] = [check.layer, check.head, "agrees" if check.passed else "differs"]
+        cells += [
+            f"{error:.2e}"
+            for error in (
+                check.max_abs_error,
+                check.mean_abs_error,
+                check.query_error,
+                check.key_error,
+                check.value_error,
+                check.context_error,
             )
-        )
-    name = half.comparison.model.name
-    return widgets.table(
-        f"All {len(rows)} heads of {name}",
-        columns,
-        rows,
-        str(report),
-        report.to_json(),
-        f"report-{re.sub(r'[^A-Za-z0-9.-]+', '-', name).strip('-')[-60:]}.json",
-    )
+        ]
+        place = f"{cell.query_token} ({cell.query}) → {cell.key_token} ({cell.key})"
+        cells += [forbidden, f"{check.row_sum_error:.2e}", f"text {text + 1}: {place}" if several else place]
+        rows.append((not check.passed, cells))
+    name = re.sub(r"[^A-Za-z0-9.-]+", "-", reports[0].model).strip("-")[-60:]
+    lines = ["\t".join(map(str, cells)) for cells in (_COLUMNS, *(cells for _, cells in rows))]
+    return widgets.table(title, list(_COLUMNS), rows, "\n".join(lines), report, f"report-{name}.json")
 
 
 class Verify:
@@ -113,25 +126,125 @@ class Verify:
 
     def __init__(self) -> None:
         with gr.Tab(LABEL, id=ID, elem_id=f"tab-{ID}") as self.tab:
-            gr.HTML(
-                '<p class="lead">Every head of every layer is computed a second time from the model\'s own '
-                "weights, by code that shares nothing with the model's. A cell is the largest difference "
-                "between the two over all pairs of tokens.</p>",
-                apply_default_css=False,
-            )
-            self.figures, self.tables = [], []
-            with gr.Row():
-                for slot in "ab":
-                    with gr.Column(min_width=320):
-                        self.figures.append(figure_component(f"{ID}-{slot}"))
-                        self.tables.append(widgets.widget(f"{ID}-table-{slot}"))
+            gr.HTML(_LEAD, apply_default_css=False)
+            self.figures, self.tables = _pair(ID)
+            with gr.Accordion("Check more sentences", open=False, elem_id="more"):
+                self.texts = gr.Textbox(
+                    label=f"Sentences, one a line, at most {limits.MAX_TEXTS}",
+                    lines=5,
+                    max_lines=12,
+                    elem_id="texts",
+                )
+                with gr.Row(elem_id="more-actions"):
+                    self.upload = gr.UploadButton(
+                        "Open a text file", file_types=[".txt", "text"], type="binary", size="sm", scale=0
+                    )
+                    self.dtype = gr.Radio(
+                        list(DTYPES),
+                        value="float32",
+                        label="Precision",
+                        show_label=False,
+                        container=False,
+                        elem_classes="choice",
+                        elem_id="dtype",
+                    )
+                    self.start = gr.Button("Check", variant="primary", size="sm", scale=0, elem_id="check")
+                    self.stop = gr.Button("Stop", size="sm", scale=0, elem_id="stop")
+                self.progress = widgets.widget("batch-progress")
+                self.batch_figures, self.batch_tables = _pair("batch")
 
     @property
     def outputs(self) -> list[gr.HTML]:
         return [*self.figures, *self.tables]
 
+    @property
+    def batch_outputs(self) -> list[gr.HTML]:
+        return [self.progress, *self.batch_figures, *self.batch_tables]
+
     def render(self, screen: Screen) -> list[Any]:
-        return [
-            *(describe(screen, half) for half in screen.halves),
-            *(listing(half) for half in screen.halves),
-        ]
+        figures: list[Any] = []
+        tables: list[Any] = []
+        for half in screen.halves:
+            if half.comparison is None:
+                figures.append(message(half.name, half.problem, screen.stamp(half)))
+                tables.append(widgets.no_table())
+                continue
+            report = half.comparison.report
+            chosen = (half.layer, half.head)
+            figures.append(picture([report], screen.stamp(half), chosen, "; choose a cell to see that head"))
+            tables.append(listing([report], _title(report, half), report.to_json()))
+        return [*figures, *tables]
+
+    def check(self, session: Session, texts: str, dtype: str) -> Iterator[list[Any]]:
+        """Check both models on every line, one after the other; what is done so far is shown."""
+        shown: list[Any] = [gr.skip(), message("", "", ""), message("", "", "")]
+        shown += [widgets.no_table(), widgets.no_table()]
+        try:
+            lines = limits.check_texts([line.strip() for line in (texts or "").splitlines() if line.strip()])
+        except probe.ProbeError as error:
+            yield [widgets.verdict([("none", str(error))], ""), *shown[1:]]
+            return
+        verdicts: list[tuple[str, str]] = []
+        for slot, name in enumerate(session.models):
+            reports: list[Report] = []
+            refused: list[str] = []
+            for number, line in enumerate(lines, 1):
+                doing = ("none", f"{name}: text {number} of {len(lines)} …")
+                yield [widgets.verdict([*verdicts, doing], ""), *shown[1:]]
+                try:
+                    model = STORE.model(limits.check_model(name), DTYPES.get(dtype, torch.float32))
+                    reports.append(probe.verify(model, line))
+                except Exception as error:
+                    refused.append(f"text {number}: {explain(error)}")
+            if reports:
+                together = json.dumps([report.to_dict() for report in reports], ensure_ascii=False, indent=2)
+                stamp = f"batch {slot} {len(reports)} {dtype}"
+                title = f"All {len(reports[0].heads)} heads of {reports[0].model} on {len(reports)} texts"
+                shown[1 + slot] = picture(reports, stamp, None, f"; {len(reports)} texts, {reports[0].dtype}")
+                shown[3 + slot] = listing(reports, title, together)
+                verdicts.append(_verdict(reports))
+            verdicts += [("none", f"{name}, {sentence}") for sentence in refused]
+        yield [widgets.verdict(verdicts, "done"), *shown[1:]]
+
+
+def stopped() -> dict[str, Any]:
+    """What is said when a check was stopped."""
+    return widgets.verdict([("none", "Stopped.")], "stopped")
+
+
+def _pair(prefix: str) -> tuple[list[gr.HTML], list[gr.HTML]]:
+    """Figure and table for each of the two models, side by side."""
+    figures, tables = [], []
+    with gr.Row():
+        for slot in "ab":
+            with gr.Column(min_width=320):
+                figures.append(figure_component(f"{prefix}-{slot}"))
+                tables.append(widgets.widget(f"{prefix}-table-{slot}"))
+    return figures, tables
+
+
+def _title(report: Report, half: Half) -> str:
+    return f"All {len(report.heads)} heads of {half.comparison.model.name if half.comparison else half.name}"
+
+
+def _verdict(reports: Sequence[Report]) -> tuple[str, str]:
+    failed = [number for number, report in enumerate(reports, 1) if not report.passed]
+    largest = max(report.max_abs_error for report in reports)
+    if failed:
+        numbers = ", ".join(map(str, failed))
+        return "bad", f"{reports[0].model}: heads differ on texts {numbers}; at most {largest:.1e}."
+    return "good", (
+        f"All {len(reports[0].heads)} heads of {reports[0].model} agree on {len(reports)} texts: "
+        f"largest difference {largest:.1e}."
+    )
+
+
+def read_file(content: bytes | None) -> str:
+    """The text of an uploaded file."""
+    if content is None:
+        return ""
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        problem = "This file is not UTF-8 text. Save it as UTF-8, or paste the sentences."
+        raise gr.Error(problem, print_exception=False) from None

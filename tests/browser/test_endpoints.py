@@ -41,6 +41,11 @@ def test_verify(client: Client) -> None:
     assert answer["verdict"] == probe.verify("bert", [TEXT, "draw a map"]).verdict
 
 
+def test_verify_in_float64(client: Client) -> None:
+    answer = client.predict([TEXT], "gpt2", "float64", api_name="/verify")
+    assert answer["passed"] is True and answer["max_abs_error"] < 1e-13
+
+
 def test_compare_masks(client: Client) -> None:
     answer = client.predict(TEXT, "gpt2", 4, 5, api_name="/compare_masks")
     assert answer["bidirectional"] == probe.compare_masks("gpt2", TEXT, 4, 5).bidirectional.tolist()

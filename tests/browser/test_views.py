@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
+import torch
 from browser.conftest import Visitor
 
 import probe
@@ -113,6 +115,40 @@ def test_verify(visitor: Visitor, tmp_path: Path) -> None:
         saved = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
         assert saved["verdict"] == report.verdict
         assert len(saved["heads"]) == len(report.heads)
+
+
+def test_verify_takes_more_sentences_from_a_file(visitor: Visitor) -> None:
+    texts = ["The cat sat on", "draw a map", "naïve 🙂"]
+    visitor.open("verify")
+    page = visitor.page
+    page.get_by_text("Check more sentences").click()
+    content = "\r\n".join(["", *texts, "  "]).encode()
+    file = {"name": "texts.txt", "mimeType": "text/plain", "buffer": content}
+    page.locator("#more input[type=file]").set_input_files(files=[file])  # type: ignore[list-item]
+    page.wait_for_function("document.querySelector('#texts textarea').value.includes('draw a map')")
+    page.locator("#dtype label", has_text="float64").click()
+    page.locator("#check").click()
+    page.locator("#batch-progress [data-painted=done]").wait_for()
+    model = probe.load("gpt2", dtype=torch.float64)
+    reports = [probe.verify(model, text) for text in texts]
+    worst = max(report.max_abs_error for report in reports)
+    said = page.locator("#batch-progress .pg-line").nth(1).text_content() or ""
+    assert said == f"✓All 36 heads of gpt2-stories agree on 3 texts: largest difference {worst:.1e}."
+    head = max(report.heads[29].max_abs_error for report in reports)  # layer 4, head 5
+    read = visitor.figure("batch-b").point(4, 5)["largest difference"]
+    assert read == "exactly 0" if head == 0 else float(read) == pytest.approx(head, rel=1e-3)
+
+
+def test_a_check_can_be_stopped(visitor: Visitor) -> None:
+    visitor.open("verify")
+    page = visitor.page
+    page.get_by_text("Check more sentences").click()
+    page.locator("#texts textarea").fill("\n".join(["the cat and the dog " * 40] * 32))
+    page.locator("#check").click()
+    page.get_by_text(re.compile(r"text \d+ of 32")).wait_for()
+    page.locator("#stop").click()
+    page.locator("#batch-progress [data-painted=stopped]").wait_for()
+    visitor.run("draw a map", "verify-a")
 
 
 def test_a_head_of_the_picture_opens_in_compare(visitor: Visitor) -> None:
