@@ -1,0 +1,468 @@
+"""Exported files: what is in them, and whether another process gets the same numbers from them."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import io
+import json
+import re
+import struct
+import subprocess
+import sys
+import zipfile
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openpyxl
+import pytest
+import torch
+
+import probe
+from probe import Model, ProbeError, files
+
+ROOT = Path(__file__).parents[2]
+TEXT = "=1+1 said the girl </script>"
+FORMATS = {
+    "run": ["json", "npz", "html"],
+    "one head": ["json", "csv", "html", "png", "svg", "pdf"],
+    "trace": ["json", "npz", "csv", "xlsx"],
+    "masks": ["json", "npz", "csv", "png"],
+    "comparison": ["json", "npz", "csv", "svg"],
+    "report": ["json", "npz", "csv", "png"],
+}
+CASES = [(what, suffix) for what, suffixes in FORMATS.items() for suffix in suffixes]
+
+
+@pytest.fixture(scope="module")
+def results(bert: Model, gpt2: Model) -> dict[str, Any]:
+    return {
+        "run": probe.attend(gpt2, TEXT),
+        "one head": probe.attend(bert, ("a pair", TEXT), [(1, 2)]),
+        "trace": probe.trace(bert, TEXT, 3, 1, 2),
+        "masks": probe.compare_masks(gpt2, TEXT, 4, 5, whole_model=True),
+        "comparison": probe.compare(gpt2, TEXT),
+        "report": probe.verify(gpt2, [TEXT, "another text"]),
+    }
+
+
+@pytest.fixture(scope="module")
+def exported(
+    results: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
+) -> dict[tuple[str, str], Path]:
+    folder = tmp_path_factory.mktemp("exported")
+    paths = {}
+    for what, suffix in CASES:
+        one = {"layer": 4, "head": 5} if what == "comparison" else {}
+        paths[what, suffix] = probe.export(results[what], folder / f"{what}.{suffix}", **one)
+    return paths
+
+
+def command(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "probe", *map(str, arguments)], cwd=ROOT, capture_output=True, text=True
+    )
+
+
+@pytest.mark.parametrize(("what", "suffix"), CASES)
+def test_numbers_hold(exported: dict[tuple[str, str], Path], what: str, suffix: str) -> None:
+    result = probe.reproduce(exported[what, suffix])
+    assert result.holds and result.reasons == ()
+    assert result.max_difference <= 1e-15  # the same machine: bit for bit, but for a workbook's 16 digits
+    assert result.tolerance == (2e-3 if suffix == "html" else 1e-5)
+    assert (TEXT in result.manifest.texts) or (("a pair", TEXT) in result.manifest.texts)
+
+
+@pytest.mark.slow
+def test_another_process_makes_them_again(exported: dict[tuple[str, str], Path]) -> None:
+    # One file of each kind of result and of most formats, by processes that never saw the results.
+    for what, suffix in (
+        ("run", "html"),
+        ("one head", "png"),
+        ("trace", "xlsx"),
+        ("masks", "npz"),
+        ("report", "json"),
+    ):
+        done = command("reproduce", exported[what, suffix], "--json")
+        assert done.returncode == 0, done.stderr
+        printed = json.loads(done.stdout)
+        assert printed["holds"] and printed["reasons"] == []
+
+
+@pytest.mark.slow
+def test_one_process_exports_and_another_says_that_a_number_was_changed(tmp_path: Path) -> None:
+    path = tmp_path / "map.json"
+    done = command("export", "gpt2", "The cat sat on", path, "--layer", "4", "--head", "5")
+    assert (done.returncode, done.stdout) == (0, "")
+    content = json.loads(path.read_text("utf-8"))
+    content["numbers"]["layer_4_head_5"][2][1] += 1e-3
+    path.write_text(json.dumps(content))
+    done = command("reproduce", path)
+    assert done.returncode == 1
+    assert "do NOT hold" in done.stdout and "layer_4_head_5 at 2, 1" in done.stdout
+    path.write_text("{}")
+    done = command("reproduce", path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "holds no manifest" in done.stderr and "Traceback" not in done.stderr
+
+
+# ---- one changed number
+
+
+def change_json(path: Path, by: float) -> None:
+    content = json.loads(path.read_text("utf-8"))
+    name = sorted(content["numbers"])[0]
+    row = content["numbers"][name]
+    while isinstance(row[0], list):
+        row = row[0]
+    row[0] += by
+    path.write_text(json.dumps(content))
+
+
+def change_npz(path: Path, by: float) -> None:
+    with np.load(path) as archive:
+        arrays = dict(archive)
+    name = sorted(set(arrays) - {"manifest"})[-1]
+    arrays[name].reshape(-1)[0] += by
+    np.savez(path, **arrays)
+
+
+def change_csv(path: Path, by: float) -> None:
+    rows = list(csv.reader(io.StringIO(path.read_text("utf-8-sig"), newline="")))
+    rows[2][-2] = repr(float(rows[2][-2]) + by)
+    text = io.StringIO()
+    csv.writer(text).writerows(rows)
+    path.write_bytes(text.getvalue().encode("utf-8-sig"))
+
+
+def change_html(path: Path, by: float) -> None:
+    """One bit of one code: less than a thousandth."""
+    content = path.read_text("utf-8")
+    packed = re.search(r'"maps": \["([^"]*)"', content)
+    assert packed is not None
+    raw = bytearray(base64.b64decode(packed[1]))
+    raw[0] ^= 1
+    path.write_text(content.replace(packed[1], base64.b64encode(raw).decode()), "utf-8")
+
+
+def change_xlsx(path: Path, by: float) -> None:
+    """The stored value of one formula, as a spreadsheet program would have left it."""
+    source = path.read_bytes()
+    with zipfile.ZipFile(io.BytesIO(source)) as old, zipfile.ZipFile(path, "w") as new:
+        sheets = openpyxl.load_workbook(io.BytesIO(source)).sheetnames
+        wanted = f"xl/worksheets/sheet{sheets.index('weights') + 1}.xml"
+        for name in old.namelist():
+            content = old.read(name)
+            if name == wanted:
+                found = re.search(rb"</f><v>([^<]*)</v>", content)
+                assert found is not None
+                changed = b"</f><v>%r</v>" % (float(found[1]) + by)
+                content = content.replace(found[0], changed, 1)
+            new.writestr(name, content)
+
+
+def change_svg(path: Path, by: float) -> None:
+    content = path.read_text("utf-8")
+    found = re.search(r'"zlib": "([^"]*)"', content)
+    assert found is not None
+    path.write_text(content.replace(found[1], changed_block(found[1], by)), "utf-8")
+
+
+def change_pdf(path: Path, by: float) -> None:
+    change_svg(path.with_name(path.name + ".json"), by)
+
+
+def change_png(path: Path, by: float) -> None:
+    """In the chunk, whose length and checksum are made anew."""
+    content = path.read_bytes()
+    start = content.index(b"iTXtattention-probe")
+    (length,) = struct.unpack(">I", content[start - 4 : start])
+    head = b"attention-probe\0\1\0\0\0"
+    text = zlib.decompress(content[start + 4 + len(head) : start + 4 + length]).decode()
+    found = re.search(r'"zlib": "([^"]*)"', text)
+    assert found is not None
+    body = head + zlib.compress(text.replace(found[1], changed_block(found[1], by)).encode())
+    chunk = struct.pack(">I", len(body)) + b"iTXt" + body + struct.pack(">I", zlib.crc32(b"iTXt" + body))
+    path.write_bytes(content[: start - 4] + chunk + content[start + 8 + length :])
+
+
+def changed_block(packed: str, by: float) -> str:
+    values = np.frombuffer(zlib.decompress(base64.b64decode(packed)), "<f4").copy()
+    values[0] += by
+    return base64.b64encode(zlib.compress(values.tobytes())).decode()
+
+
+CHANGES: dict[str, Callable[[Path, float], None]] = {
+    name.removeprefix("change_"): function
+    for name, function in globals().items()
+    if name.startswith("change_")
+}
+
+
+@pytest.fixture
+def copy(exported: dict[tuple[str, str], Path], tmp_path: Path) -> Callable[[str, str], Path]:
+    def made(what: str, suffix: str) -> Path:
+        original = exported[what, suffix]
+        for path in (original, original.with_name(original.name + ".json")):
+            if path.exists():
+                (tmp_path / path.name).write_bytes(path.read_bytes())
+        return tmp_path / original.name
+
+    return made
+
+
+@pytest.mark.parametrize(
+    ("what", "suffix"),
+    [
+        ("run", "json"),
+        ("run", "npz"),
+        ("run", "html"),
+        ("one head", "csv"),
+        ("one head", "png"),
+        ("one head", "svg"),
+        ("one head", "pdf"),
+        ("trace", "xlsx"),
+        ("trace", "csv"),
+        ("masks", "json"),
+        ("comparison", "npz"),
+        ("report", "json"),
+    ],
+)
+def test_one_changed_number_makes_it_fail(copy: Callable[[str, str], Path], what: str, suffix: str) -> None:
+    path = copy(what, suffix)
+    CHANGES[suffix](path, 2e-3)
+    result = probe.reproduce(path)
+    assert not result.holds and "do NOT hold" in result.verdict
+    if suffix != "html":  # there one bit is less than the tolerance, and only the digest shows it
+        assert result.max_difference > result.tolerance
+
+
+@pytest.mark.parametrize("suffix", ["json", "npz"])
+def test_the_digest_shows_a_change_below_the_tolerance(copy: Callable[[str, str], Path], suffix: str) -> None:
+    path = copy("run", suffix)
+    CHANGES[suffix](path, 1e-7)
+    result = probe.reproduce(path)
+    assert not result.holds and result.max_difference < result.tolerance
+    assert result.reasons == (
+        "The file was changed after it was written: its contents don't have their digest.",
+    )
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("layer", 3),
+        ("texts", ["=1+1 said the boy"]),
+        ("max_abs_error", 0.5),
+        ("sha256", "0" * 64),
+        ("passed", False),
+    ],
+)
+def test_a_changed_field_makes_it_fail(copy: Callable[[str, str], Path], field: str, value: object) -> None:
+    path = copy("masks", "json")
+    content = json.loads(path.read_text("utf-8"))
+    assert content["manifest"][field] != value
+    content["manifest"][field] = value
+    # Someone who makes the digest anew as well still can't make it hold.
+    numbers = {name: np.array(one) for name, one in content["numbers"].items()}
+    del content["manifest"]["digest"]
+    content["manifest"]["digest"] = files.digest(content["manifest"], numbers)
+    path.write_text(json.dumps(content))
+    assert not probe.reproduce(path).holds
+
+
+def test_an_edited_input_of_a_workbook_fails(copy: Callable[[str, str], Path]) -> None:
+    path = copy("trace", "xlsx")
+    book = openpyxl.load_workbook(path)
+    ((sheet, area),) = book.defined_names["inputs"].destinations
+    book[sheet][area.replace("$", "")][1][1].value = 2.5
+    book.save(path)
+    result = probe.reproduce(path)
+    # openpyxl drops what the formulas had come to, so these are missing too.
+    assert any(reason.startswith("inputs at 1, 1: 2.5 in the file") for reason in result.reasons)
+    assert any(reason.startswith("weights") and "nan" in reason for reason in result.reasons)
+
+
+def test_another_picture_on_the_same_numbers_fails(copy: Callable[[str, str], Path]) -> None:
+    path = copy("one head", "svg")
+    content = path.read_text("utf-8")
+    path.write_text(content.replace("<svg ", '<svg data-x="1" ', 1), "utf-8")
+    assert probe.reproduce(path).reasons == ("The picture was changed after it was written.",)
+
+
+# ---- what is in the files
+
+
+def test_the_manifest_says_where_it_comes_from(exported: dict[tuple[str, str], Path], gpt2: Model) -> None:
+    manifest = json.loads(exported["masks", "json"].read_text("utf-8"))["manifest"]
+    report = probe.verify(gpt2, TEXT)
+    expected = {
+        "what": "masks",
+        "model": "gpt2-stories",
+        "source": "bundled",
+        "revision": None,
+        "sha256": gpt2.sha256,
+        "texts": [TEXT],
+        "tokens": list(probe.attend(gpt2, TEXT, [(0, 0)]).tokens),
+        "layer": 4,
+        "head": 5,
+        "whole_model": True,
+        "mask": "causal",
+        "dtype": "float32",
+        "device": "cpu",
+        "max_abs_error": report.max_abs_error,
+        "tolerance": report.tolerance,
+        "passed": True,
+    }
+    assert {name: manifest[name] for name in expected} == expected
+    assert manifest["versions"]["torch"] == torch.__version__
+    assert manifest["versions"]["attention-probe"] == probe.__version__
+
+
+@pytest.mark.parametrize("what", FORMATS)
+def test_the_python_in_the_manifest_gives_the_result(
+    exported: dict[tuple[str, str], Path], results: dict[str, Any], what: str
+) -> None:
+    manifest = json.loads(exported[what, "json"].read_text("utf-8"))["manifest"]
+    names: dict[str, Any] = {}
+    exec(manifest["python"], names)
+    again, result = names["result"], results[what]
+    assert type(again) is type(result)
+    for name, block in files.numbers_of(result).items():
+        assert np.array_equal(files.numbers_of(again)[name], block), name
+
+
+def test_numbers_are_the_results(exported: dict[tuple[str, str], Path], results: dict[str, Any]) -> None:
+    run = results["run"]
+    numbers = json.loads(exported["run", "json"].read_text("utf-8"))["numbers"]
+    assert len(numbers) == 36
+    with np.load(exported["run", "npz"]) as archive:
+        for layer in range(6):
+            for head in range(6):
+                weights, name = run.weights(layer, head), f"layer_{layer}_head_{head}"
+                assert numbers[name] == weights.tolist()
+                assert np.array_equal(archive[name], weights.numpy())
+    rows = list(csv.reader(io.StringIO(exported["masks", "csv"].read_text("utf-8-sig"), newline="")))
+    masks = results["masks"]
+    length = len(masks.tokens)
+    assert rows[0] == ["query", "key", "causal", "bidirectional"] and len(rows) == length**2 + 1
+    assert rows[2][:2] == [f"[0] {masks.tokens[0]}", f"[1] {masks.tokens[1]}"]
+    table = np.array([[float(cell) for cell in row[2:]] for row in rows[1:]])
+    assert np.array_equal(table[:, 0].reshape(length, length), masks.causal.numpy())
+    assert np.array_equal(table[:, 1].reshape(length, length), masks.bidirectional.numpy())
+
+
+def test_pictures_are_still_pictures(exported: dict[tuple[str, str], Path]) -> None:
+    from xml.etree import ElementTree
+
+    from matplotlib.image import imread
+
+    assert imread(exported["one head", "png"]).shape[2] == 4
+    assert ElementTree.parse(exported["one head", "svg"]).getroot().tag.endswith("svg")
+    assert exported["one head", "pdf"].read_bytes().startswith(b"%PDF")
+
+
+def test_no_text_of_a_file_is_run(copy: Callable[[str, str], Path], tmp_path: Path) -> None:
+    path, trap = copy("one head", "json"), tmp_path / "trap"
+    content = json.loads(path.read_text("utf-8"))
+    content["manifest"]["python"] = f"open({str(trap)!r}, 'w')"
+    path.write_text(json.dumps(content))
+    assert not probe.reproduce(path).holds  # the digest
+    assert not trap.exists()
+    # numpy would unpickle an array of objects, if it were let.
+    arrays = {"manifest": np.array(json.dumps(content["manifest"])), "x": np.array([{}], dtype=object)}
+    np.savez(tmp_path / "objects.npz", **arrays)
+    with pytest.raises(ProbeError, match="damaged"):
+        probe.reproduce(tmp_path / "objects.npz")
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\x89PNG\r\n\x1a\n",
+        b"\x89PNG\r\n\x1a\n\xff\xff\xff\xffIDAT",
+        b"[]",
+        b'{"manifest": 3, "numbers": {}}',
+    ],
+)
+@pytest.mark.parametrize("suffix", ["json", "npz", "csv", "html", "xlsx", "png", "svg", "pdf"])
+def test_files_without_a_manifest_are_refused(tmp_path: Path, suffix: str, content: bytes) -> None:
+    path = tmp_path / f"x.{suffix}"
+    path.write_bytes(content)
+    path.with_name(f"x.{suffix}.json").write_bytes(content)
+    with pytest.raises(ProbeError):
+        probe.reproduce(path)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("what", "everything"),
+        ("texts", "not a list"),
+        ("texts", []),
+        ("heads", [["self", -1, 0]]),
+        ("heads", [["self", True, 0]]),
+        ("dtype", "int8"),
+        ("agreement", 10.0),
+        ("format", 2),
+        ("model", None),
+    ],
+)
+def test_fields_that_make_no_sense_are_refused(
+    copy: Callable[[str, str], Path], field: str, value: object
+) -> None:
+    path = copy("one head", "json")
+    content = json.loads(path.read_text("utf-8"))
+    content["manifest"][field] = value
+    path.write_text(json.dumps(content))
+    with pytest.raises(ProbeError, match="manifest"):
+        probe.reproduce(path)
+
+
+# ---- what export refuses
+
+
+def test_refusals(results: dict[str, Any], tmp_path: Path, gpt2: Model) -> None:
+    cases: list[tuple[Any, str, dict[str, Any], str]] = [
+        (results["run"], "x.docx", {}, r"\.csv, \.json, \.npz, \.html, \.png, \.svg or \.pdf, not in \.docx"),
+        (results["run"], "x", {}, "not in nothing"),
+        (results["run"], "x.xlsx", {}, r"not in \.xlsx"),
+        (results["trace"], "x.png", {}, r"\.csv, \.json, \.npz or \.xlsx, not in \.png"),
+        (results["run"], "x.csv", {}, "one head: give layer and head"),
+        (results["comparison"], "x.png", {}, "one head: give layer and head"),
+        (results["run"], "x.png", {"layer": 1}, "together"),
+        (results["run"], "x.png", {"layer": 9, "head": 0}, "not in this run"),
+        (results["masks"], "x.png", {"layer": 1, "head": 1}, "has its own"),
+        ([1], "x.json", {}, "A list can't be exported"),
+        (results["run"], "missing/x.json", {}, "can't be written"),
+    ]
+    for result, name, chosen, message in cases:
+        with pytest.raises(ProbeError, match=message):
+            probe.export(result, tmp_path / name, **chosen)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_manifest_that_would_be_wrong_is_not_written(gpt2: Model, bert: Model, tmp_path: Path) -> None:
+    run = probe.attend(gpt2, "a b", [(0, 0)])
+    with pytest.raises(ProbeError, match=r"all-MiniLM-L6-v2 in float32 doesn't give these numbers again"):
+        probe.export(run, tmp_path / "x.json", model=bert)
+    run.maps["self", 0, 0][1, 0] += 0.01
+    with pytest.raises(ProbeError, match="doesn't give these numbers again"):
+        probe.export(run, tmp_path / "x.json")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_other_models_dtypes_and_cut_texts(
+    tiny_bert: Callable[..., Path], tmp_path: Path, gpt2: Model
+) -> None:
+    model = probe.load(str(tiny_bert()), dtype=torch.float64)
+    run = probe.attend(model, "the cat", [(0, 1)])
+    result = probe.reproduce(probe.export(run, tmp_path / "wide.npz"))
+    assert result.holds and result.tolerance == 1e-12 and result.manifest.dtype == "float64"
+    run = probe.attend(gpt2, "word " * 300, [(0, 1)], truncate=True, dtype=torch.float16)
+    result = probe.reproduce(probe.export(run, tmp_path / "half.npz"))
+    assert result.holds and result.tolerance == 1e-2 and result.manifest.truncate
