@@ -6,6 +6,7 @@ Results go to stdout, everything else to stderr. Exit code 0: all is well; 1: a 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -294,7 +295,8 @@ def _lines(file: Path) -> list[str]:
     import probe
 
     try:
-        lines = file.read_text(encoding="utf-8-sig").splitlines()
+        # Not splitlines, which would also cut at form feeds and other characters of a text.
+        lines = file.read_text(encoding="utf-8-sig").split("\n")
     except UnicodeDecodeError:
         raise probe.ProbeError(f"{file} is not UTF-8 text: save it as UTF-8.") from None
     except OSError as error:
@@ -312,8 +314,12 @@ def _print(result: Any) -> None:
         if isinstance(result, str)
         else json.dumps(result, ensure_ascii=False, allow_nan=False, indent=2)
     )
-    sys.stdout.buffer.write(text.encode("utf-8", errors="replace") + b"\n")
-    sys.stdout.flush()
+    try:
+        sys.stdout.buffer.write(text.encode("utf-8", errors="replace") + b"\n")
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Whoever read it has seen enough (head, say). Python flushes once more at the end: into nothing.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def main() -> NoReturn:

@@ -1,0 +1,270 @@
+"""The command line: results on stdout, messages on stderr, exit code 0, 1 or 2, and never a traceback."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from texts import STORY
+
+import probe
+from probe import cli, verification
+from probe.families import Projection
+
+ROOT = Path(__file__).resolve().parents[2]
+SENTENCE = "The cat sat on the mat because it was warm."
+Run = Callable[..., tuple[int, str, str]]
+TEXT_COMMANDS = ("verify", "attend", "masks", "trace", "heads", "find", "export")
+COMMANDS = (*TEXT_COMMANDS, "reproduce", "models")
+
+
+@pytest.fixture
+def run(capfdbinary: pytest.CaptureFixture[bytes], monkeypatch: pytest.MonkeyPatch) -> Run:
+    """`run("verify", "gpt2", "Hi")` in this process: exit code, stdout, stderr."""
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["probe", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        out, err = capfdbinary.readouterr()
+        code = ended.value.code
+        assert isinstance(code, int)
+        return code, out.decode(), err.decode()
+
+    return call
+
+
+def strict(text: str) -> Any:
+    """The one JSON value that the text is; NaN and Infinity are none."""
+    return json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+
+
+def elsewhere(*arguments: str | bytes, **environment: str) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(
+        [sys.executable, "-m", "probe", *arguments],
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        capture_output=True,
+        timeout=120,
+    )
+
+
+def test_verify_prints_a_table(run: Run) -> None:
+    code, out, err = run("verify", "gpt2", SENTENCE)
+    assert code == 0 and "Traceback" not in err
+    assert out.startswith("All 36 heads of gpt2-stories agree")
+    assert len(re.findall(r"ok$", out, re.MULTILINE)) == 36 + 6
+
+
+def test_verify_as_json(run: Run) -> None:
+    code, out, _ = run("verify", "bert", SENTENCE, "One day", "--json")
+    report = strict(out)
+    assert code == 0
+    assert report["passed"] is True and report["texts"] == [SENTENCE, "One day"]
+    assert len(report["heads"]) == 72 and report["model"] == "all-MiniLM-L6-v2"
+
+
+def test_a_failed_check_is_exit_code_1(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Projection, "bias", lambda self: torch.zeros(self.stop - self.start))
+    code, out, _ = run("verify", "gpt2", SENTENCE)
+    assert code == 1
+    assert "heads of gpt2-stories do NOT agree" in out and "FAILED" in out
+    code, out, _ = run("verify", "gpt2", SENTENCE, "--json")
+    assert code == 1 and strict(out)["passed"] is False
+
+
+def test_numbers_that_are_none_stay_strict_json(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    sound = verification.from_scratch
+
+    def broken(*arguments: Any) -> Any:
+        module = sound(*arguments)
+        module.scale = float("nan")
+        return module
+
+    monkeypatch.setattr(verification, "from_scratch", broken)
+    code, out, _ = run("verify", "gpt2", SENTENCE, "--json")
+    report = strict(out)
+    assert code == 1 and report["passed"] is False
+    assert report["max_abs_error"] == report["heads"][0]["max_abs_error"] == "nan"
+
+
+def test_verify_a_file_and_a_pair(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "texts.txt"
+    file.write_bytes("\ufeffCafé\r\n\r\n  \nform\x0cfeed\n".encode())
+    code, out, _ = run("verify", "gpt2", "--file", str(file), "--json")
+    assert code == 0 and strict(out)["texts"] == ["Café", "form\x0cfeed"]
+    code, out, _ = run("verify", "bert", "Who sat?", "--pair", "The cat sat.", "--json")
+    assert code == 0 and strict(out)["texts"] == [["Who sat?", "The cat sat."]]
+
+
+def test_attend(run: Run) -> None:
+    code, out, _ = run("attend", "gpt2", SENTENCE, "--layer", "4", "--head", "5", "--json")
+    shown = strict(out)
+    expected = probe.attend("gpt2", SENTENCE)
+    assert code == 0 and shown["tokens"] == list(expected.tokens)
+    (kept,) = shown["weights"]
+    assert (kept["layer"], kept["head"]) == (4, 5)
+    torch.testing.assert_close(torch.tensor(kept["weights"]), expected.weights(4, 5), rtol=0, atol=1e-6)
+    code, out, _ = run("attend", "gpt2", SENTENCE, "--all", "--json")
+    assert code == 0 and len(strict(out)["weights"]) == 36
+    code, out, _ = run("attend", "gpt2", SENTENCE)
+    assert code == 0 and "query \\ key" in out and "layer 0, head 0" in out
+
+
+def test_masks(run: Run) -> None:
+    code, out, _ = run("masks", "bert", SENTENCE, "--layer", "2", "--head", "1", "--json")
+    shown = strict(out)
+    assert code == 0 and shown["trained_with"] == "bidirectional"
+    assert (shown["layer"], shown["head"]) == (2, 1)
+    causal = torch.tensor(shown["causal"])
+    assert not causal.triu(1).any()
+    code, out, _ = run("masks", "gpt2", SENTENCE)
+    assert code == 0 and "trained with the causal mask" in out
+
+
+def test_models(run: Run) -> None:
+    code, out, _ = run("models", "--json")
+    rows = {row["name"]: row for row in strict(out)}
+    assert code == 0
+    assert rows["bert"] == {"name": "bert", "model": "all-MiniLM-L6-v2", "source": "bundled"}
+    assert rows["gpt2"]["model"] == "gpt2-stories"
+    code, out, _ = run("models")
+    assert code == 0 and "all-MiniLM-L6-v2" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("verify", "gpt2", ""), "The text is empty: give at least one word."),
+        (("verify", "gpt2", "  "), "The text holds only spaces: give at least one word."),
+        (("verify", "bert", ""), "The text is empty"),
+        (("attend", "gpt2", "x\udce9y"), "not valid Unicode"),
+        (("verify", "gpt2", STORY * 20), "this model takes at most 256."),
+        (("verify", "bert", STORY * 20), "this model takes at most 512."),
+        (("attend", "gpt2", "Hi", "--layer", "6"), "no layer 6 in gpt2-stories: it has 6 layers"),
+        (("masks", "gpt2", "Hi", "--head", "6"), "no head 6 in gpt2-stories: it has 6 heads"),
+        (("masks", "gpt2", "Hi", "--layer", "-7"), "no layer -7"),
+        (("verify", "no-such-model", "Hi"), 'There is no model "no-such-model"'),
+        (("verify", "./no/such/folder", "Hi"), 'There is no folder "./no/such/folder"'),
+        (("verify", "owner/model", "Hi"), "HF_HUB_OFFLINE is set"),
+        (("verify", "gpt2", "Hi", "--pair", "Ho"), "takes one text, not a sentence pair"),
+        (("verify", "gpt2", "Hi", "--device", "tpu9"), "can't be used here"),
+        (("verify", "gpt2", "--file", "/no/such/file"), "can't be read: No such file"),
+        (("verify", "gpt2", "--file", "/"), "can't be read: Is a directory"),
+        (("verify", "gpt2"), "give a text, or --file"),
+        (("verify", "bert", "a", "b", "--pair", "c"), "--pair goes with exactly one text"),
+        (("verify", "gpt2", "Hi", "--dtype", "load"), "--dtype is one of float32"),
+        (("attend", "gpt2", "Hi", "--all"), "--all goes with --json"),
+        (("attend", "gpt2", "Hi", "--layer", "x"), "Invalid value for '--layer'"),
+        (("attend", "gpt2", "Hi", "--colour"), "No such option"),
+        (("attend", "gpt2"), "Missing argument"),
+        (("explain", "gpt2"), "No such command"),
+    ],
+)
+def test_bad_input_is_exit_code_2(run: Run, arguments: tuple[str, ...], message: str) -> None:
+    code, out, err = run(*arguments)
+    assert code == 2
+    assert out == ""
+    assert message in " ".join(err.split())
+    assert "Traceback" not in err
+    if "Usage:" not in err:
+        assert err.startswith("Error: ") and err.count("\n") == 1, err
+
+
+def test_a_file_that_is_no_text(run: Run, tmp_path: Path) -> None:
+    for content, message in (
+        (b"caf\xe9", "is not UTF-8 text: save it as UTF-8"),
+        (b"\n \n", "holds no text"),
+    ):
+        (tmp_path / "file").write_bytes(content)
+        code, out, err = run("verify", "gpt2", "--file", str(tmp_path / "file"))
+        assert code == 2 and out == "" and message in err
+
+
+def test_truncate(run: Run) -> None:
+    code, out, _ = run("attend", "gpt2", STORY * 20, "--truncate")
+    assert code == 0 and "Cut to the first 256 of" in out
+    code, out, _ = run("verify", "gpt2", STORY * 20, "--truncate", "--json")
+    assert code == 0 and strict(out)["num_tokens"] == [256]
+
+
+@pytest.mark.parametrize("command", [(), *((name,) for name in COMMANDS)])
+def test_help(run: Run, command: tuple[str, ...]) -> None:
+    code, out, _ = run(*command, "--help")
+    assert code == 0 and "Usage:" in out
+    if not command:
+        listed = re.findall(r"^  ([a-z]+) ", out[out.index("Commands:") :], re.MULTILINE)
+        assert sorted(listed) == sorted(COMMANDS)
+        assert "0: all is well; 1: a check failed; 2: bad input" in out
+    elif command[0] in TEXT_COMMANDS:
+        assert "MODEL" in out and "TEXT" in out
+        for option in ("--pair", "--device", "--dtype", "--truncate"):
+            assert option in out
+        if command[0] != "export":
+            assert "--json" in out
+
+
+# --- in a process of its own --------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_k02_json_is_all_there_is_on_stdout() -> None:
+    done = elsewhere(
+        "verify",
+        "gpt2",
+        "a",
+        "--json",
+        PYTHONWARNINGS="always",
+        TRANSFORMERS_VERBOSITY="debug",
+        PYTHONDEVMODE="1",
+    )
+    assert done.returncode == 0, done.stderr
+    report = strict(done.stdout.decode())
+    assert report["passed"] is True
+    assert report["texts"] == ["a"] and report["num_tokens"] == [1]
+
+
+PLAIN = {"LC_ALL": "C", "PYTHONIOENCODING": "ascii", "COLUMNS": "40"}
+
+
+@pytest.mark.slow
+def test_a_terminal_that_is_not_utf8() -> None:
+    done = elsewhere("attend", "gpt2", "Café \U0001f642 中文", **PLAIN)
+    assert done.returncode == 0 and b"Traceback" not in done.stderr
+    shown = done.stdout.decode()
+    assert "é 1/2" in shown and "\U0001f642" in shown and "中" in shown
+
+
+@pytest.mark.slow
+def test_t09_an_argument_in_latin_1() -> None:
+    # The model's name is not ASCII either, and would break a message written without care.
+    done = elsewhere("verify", "中文", b"caf\xe9 au lait", **PLAIN)
+    assert done.returncode == 2 and done.stdout == b"" and b"Traceback" not in done.stderr
+    done = elsewhere("verify", "gpt2", b"caf\xe9 au lait", LC_ALL="C.UTF-8")
+    assert done.returncode == 2 and done.stdout == b"" and b"Traceback" not in done.stderr
+    assert b"not valid Unicode: character 3 is the lone surrogate U+DCE9" in done.stderr
+    assert b"usually UTF-8" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_reader_that_goes_away() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "probe", "attend", "gpt2", STORY, "--all", "--json"],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout is not None and process.stderr is not None
+    process.stdout.close()
+    errors = process.stderr.read()
+    process.stderr.close()
+    assert process.wait(120) == 0
+    assert b"Traceback" not in errors and b"BrokenPipe" not in errors
