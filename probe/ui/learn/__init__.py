@@ -136,7 +136,8 @@ class Learn:
                 None, js=_TO_THE_TOP, api_visibility="private"
             )
         for part in self.parts:
-            gr.on([field.input for field in part.fields], part.show, part.fields, part.outputs, **_LIGHT)
+            # Not input: Gradio has none for text that was pasted with the mouse.
+            gr.on([field.change for field in part.fields], part.show, part.fields, part.outputs, **_LIGHT)
 
     def _fill_first(self) -> None:
         """The first chapter is in sight at once, so it comes with the page."""
