@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import wait
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import gradio as gr
 
-from probe.ui import endpoints, links, widgets
+import probe
+from probe.ui import endpoints, limits, links, widgets
 from probe.ui.bertviz_view import Bertviz
 from probe.ui.compare import AVERAGES, Compare
 from probe.ui.figure import grouping
 from probe.ui.header import EXAMPLES, Header, verdict
 from probe.ui.learn import Learn
 from probe.ui.masks import Masks
-from probe.ui.state import Focus, Options, Screen, Session, look
+from probe.ui.state import STORE, Focus, Options, Screen, Session, arrived, look
 from probe.ui.steps import Steps
 from probe.ui.verify import Verify, read_file, stopped
 
@@ -44,7 +46,7 @@ class Page:
         self.view = gr.Textbox("compare", visible=False)
         self.filled_view = gr.Textbox("", visible=False)
         self.header = Header()
-        with gr.Tabs(elem_id="views") as self.tabs:
+        with gr.Tabs(elem_id="views", overflow_behavior="wrap") as self.tabs:
             self.compare, self.masks, self.steps, self.verify = Compare(), Masks(), Steps(), Verify()
             others = Bertviz(), Learn()
         self.views: tuple[Compare | Masks | Steps | Verify | Bertviz | Learn, ...]
@@ -139,6 +141,24 @@ class Page:
         screen = self.screen(session, Focus(), view, *place)
         return [session, screen.focus, *self.everything(screen)]
 
+    def load(self, *names: str) -> Iterator[list[Any]]:
+        """Another model was chosen: load it, and say how far it is, before it is run."""
+        for name in names:
+            try:
+                load = STORE.load(limits.check_model(name))
+            except probe.ProbeError:
+                continue  # the run says so, in the model's own place
+            while not load.done():
+                done = f": {arrived(name) / 1e6:,.1f} MB so far" if not STORE.at_hand(name) else ""
+                line = ("none", f"Loading {name}{done} …")
+                yield [widgets.verdict([line], "loading"), gr.Button(visible=True)]
+                wait([load], timeout=0.5)
+        yield [gr.skip(), gr.Button(visible=False)]
+
+    def give_up(self, session: Session, *looked: Any) -> list[Any]:
+        """Waiting for a model has taken too long: go back to those that were shown."""
+        return [*session.models, verdict(self.screen(session, *looked)), gr.Button(visible=False)]
+
     def example(self, text: str, *rest: Any) -> list[Any]:
         """One of the example sentences was chosen."""
         return [text, *self.run(text, *rest)]
@@ -219,13 +239,28 @@ class Page:
                 header.sentence.submit,
                 header.second.submit,
                 header.run.click,
-                *(half.model.input for half in header.halves),
             ],
             self.run,
             [*self.typed, *place],
             [*state, *ran],
             **busy,
             **_RUN,
+        )
+        models = [half.model for half in header.halves]
+        loading = gr.on(
+            [model.input for model in models],
+            self.load,
+            models,
+            [header.verdict, header.give_up],
+            show_progress="hidden",
+            api_visibility="private",
+            concurrency_id="load",
+            concurrency_limit=4,
+        )
+        loaded = loading.success(self.run, [*self.typed, *place], [*state, *ran], **busy, **_RUN)
+        loaded.then(self.turn, look_again, self.shown, **_LOOK)
+        header.give_up.click(
+            self.give_up, self.looked, [*models, header.verdict, header.give_up], cancels=[loading], **_LOOK
         )
         # Whoever opened another view in the meantime sees the new sentence there.
         ran_again.then(self.turn, look_again, self.shown, **_LOOK)

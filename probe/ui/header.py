@@ -131,6 +131,7 @@ class Header:
             with gr.Row(elem_id="models"):
                 self.halves = [HalfControls(slot, choices) for slot in (0, 1)]
             self.verdict = widgets.widget("verdict")
+            self.give_up = gr.Button("Give up loading", size="sm", visible=False, elem_id="give-up")
 
 
 def model_choices() -> list[tuple[str, str]]:

@@ -12,13 +12,17 @@ import sys
 import threading
 import traceback
 from collections import OrderedDict
+from concurrent.futures import Future
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import constants
 
 import probe
 from probe.capture import Recording
+from probe.hub import cached_snapshot
 from probe.masking import rerun_masked
 from probe.tokens import Text
 from probe.ui import limits
@@ -31,6 +35,7 @@ DEFAULT_HEADS = ((3, 1), (4, 5))
 KEPT_BYTES = 512 * 2**20
 """Memory for kept results; at least the newest one is kept, whatever its size."""
 KEPT_MODELS = 4
+KEPT_REFUSALS = 32
 KEPT_MASKED = 4
 """Runs under the other mask that are kept: two models, for two visitors at a time."""
 UNEXPECTED = "Something went wrong on the server, and was logged. Try another text."
@@ -144,8 +149,10 @@ class Store:
         self._kept_bytes = kept_bytes
         self._comparisons: OrderedDict[tuple[str, Text], tuple[probe.Comparison, int]] = OrderedDict()
         self._masked: OrderedDict[tuple[str, Text], Recording] = OrderedDict()
+        self._loads: dict[tuple[str, torch.dtype], Future[probe.Model]] = {}
+        self._refusals: OrderedDict[str, Exception] = OrderedDict()
         self._models: OrderedDict[tuple[str, torch.dtype], probe.Model] = OrderedDict()
-        # Held while a model is loaded or run: two runs at once would be slower than one after the other.
+        # Held while a model is run: two runs at once would be slower than one after the other.
         self._work = threading.RLock()
         self._books = threading.Lock()
 
@@ -156,16 +163,54 @@ class Store:
             if key in self._models:
                 self._models.move_to_end(key)
                 return self._models[key]
-        with self._work:
+        return self.load(name, dtype).result()
+
+    def load(self, name: str, dtype: torch.dtype = torch.float32) -> Future[probe.Model]:
+        """Start loading a model in the background, or join those who wait for it already."""
+        key = (name, dtype)
+        with self._books:
+            if key in self._loads:
+                return self._loads[key]
+            load = self._loads[key] = Future()
+            if key in self._models:
+                load.set_result(self._models[key])
+                return self._loads.pop(key)
+        threading.Thread(target=self._load, args=(key, load), daemon=True).start()
+        return load
+
+    def _load(self, key: tuple[str, torch.dtype], load: Future[probe.Model]) -> None:
+        try:
+            model = probe.load(key[0], dtype=key[1], device=limits.device())
+        except Exception as error:
             with self._books:
-                if key in self._models:
-                    return self._models[key]
-            model = probe.load(name, dtype=dtype, device=limits.device())
-            with self._books:
-                self._models[key] = model
-                while len(self._models) > KEPT_MODELS:
-                    self._models.popitem(last=False)
-            return model
+                del self._loads[key]
+                self._refusals[key[0]] = error
+                while len(self._refusals) > KEPT_REFUSALS:
+                    self._refusals.popitem(last=False)
+            load.set_exception(error)
+            return
+        with self._books:
+            del self._loads[key]
+            self._models[key] = model
+            while len(self._models) > KEPT_MODELS:
+                self._models.popitem(last=False)
+        load.set_result(model)
+
+    def at_hand(self, name: str) -> bool:
+        """Whether a model can be had without the network: loaded, bundled, a folder, or in the Hub cache."""
+        with self._books:
+            if any(loaded == name for loaded, _ in self._models):
+                return True
+        is_hub_id = name.count("/") == 1 and not Path(name).expanduser().exists()
+        return not is_hub_id or cached_snapshot(name) is not None
+
+    def refusal(self, name: str) -> Exception:
+        """Why a model that is not at hand can't be shown."""
+        with self._books:
+            known = self._refusals.get(name)
+        return known or probe.ProbeError(
+            f'"{name}" is not on this machine yet: choose it in the list of models to download it.'
+        )
 
     def comparison(self, name: str, text: Text) -> probe.Comparison:
         """The comparison of one model on one text, from memory or from one run of the model."""
@@ -174,11 +219,12 @@ class Store:
             if key in self._comparisons:
                 self._comparisons.move_to_end(key)
                 return self._comparisons[key][0]
+        model = self.model(name)
         with self._work:
             with self._books:
                 if key in self._comparisons:
                     return self._comparisons[key][0]
-            comparison = probe.compare(self.model(name), text)
+            comparison = probe.compare(model, text)
             with self._books:
                 self._comparisons[key] = (comparison, _size(comparison))
                 while len(self._comparisons) > 1 and self.held_bytes > self._kept_bytes:
@@ -228,6 +274,8 @@ def look(session: Session, slot: int, layer: float | None, head: float | None, q
         name = limits.check_model(name)
         limits.check_text(session.text)
         limits.check_text(session.second)
+        if not STORE.at_hand(name):
+            raise STORE.refusal(name)
         model = STORE.model(name)
         comparison = STORE.comparison(name, _text_for(session, model))
         return Half(
@@ -257,3 +305,9 @@ def warm_up() -> None:
     """Load the default models and compute the first view, so that the first visitor need not wait for it."""
     for slot, (layer, head) in enumerate(DEFAULT_HEADS):
         look(Session(), slot, layer, head, None)
+
+
+def arrived(name: str) -> int:
+    """Bytes of a Hub model that lie in the Hub cache, those of unfinished files included."""
+    folder = Path(constants.HF_HUB_CACHE) / f"models--{name.replace('/', '--')}" / "blobs"
+    return sum(path.stat().st_size for path in folder.glob("*")) if folder.is_dir() else 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from urllib.parse import parse_qs, urlsplit
 
@@ -160,3 +161,39 @@ def test_a_wide_screen_is_used(visit: Callable[..., Visitor]) -> None:
     visitor.open()
     assert visitor.page.evaluate("document.documentElement.scrollWidth") <= 2560
     assert visitor.page.locator("#compare-a .af").bounding_box()["width"] > 1500  # type: ignore[index]
+
+
+def test_loading_a_model_is_shown_and_can_be_given_up(
+    visitor: Visitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    visitor.open()
+    before = visitor.page.locator("#verdict .pg-line").all_text_contents()
+    held = threading.Event()
+
+    def slow(name: str, **rest: object) -> probe.Model:
+        held.wait(30)
+        raise probe.ProbeError(f"{name} did not come.")
+
+    monkeypatch.setattr("probe.load", slow)
+    box = visitor.page.locator("#model-a input")
+    box.fill("someone/a-large-model")
+    box.press("Enter")
+    visitor.page.get_by_text("Loading someone/a-large-model: 0.0 MB so far").wait_for()
+    visitor.page.get_by_role("button", name="Give up loading").click()
+    visitor.page.wait_for_function("document.querySelector('#model-a input').value.startsWith('all-MiniLM')")
+    assert visitor.page.locator("#verdict .pg-line").all_text_contents() == before
+    visitor.run("draw a map")
+    box.fill("someone/a-large-model")
+    box.press("Enter")
+    visitor.page.get_by_text("Loading someone/a-large-model").wait_for()
+    held.set()
+    visitor.page.locator("#compare-a .af-notice", has_text="someone/a-large-model did not come.").wait_for()
+    assert visitor.figure("compare-b").root.locator(".af-panels").is_visible()
+
+
+def test_a_link_downloads_nothing(visitor: Visitor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("probe.hub.download", lambda name: pytest.fail(f"{name} was downloaded"))
+    visitor.open(a="someone/another-model")
+    notice = visitor.page.locator("#compare-a .af-notice").text_content() or ""
+    assert notice.startswith('"someone/another-model" is not on this machine yet')
+    assert visitor.figure("compare-b").root.locator(".af-panels").is_visible()
