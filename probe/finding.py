@@ -197,10 +197,10 @@ class _Search:
     def see(self, layer: int, weights: Tensor, allowed: Tensor | None) -> None:
         rows = weights[:, list(self.query.positions)]  # (H, Q, T)
         keys = [list(target.positions) for target in self.targets]
+        # What is masked has a weight of 0; whether a query could see a target must be known all the same.
         open_rows = torch.ones_like(rows, dtype=torch.bool)
         if allowed is not None:
             open_rows = allowed[:, list(self.query.positions)]
-            rows = rows.masked_fill(~open_rows, 0.0)
         self.weights.append(torch.stack([rows[..., key].sum(-1, dtype=torch.float32).cpu() for key in keys]))
         self.visible.append(torch.stack([open_rows[..., key].any(-1).cpu() for key in keys]))
 
@@ -335,13 +335,8 @@ def _folded(text: str) -> tuple[str, list[int]]:
 
 
 def _inside_word(text: str, position: int) -> bool:
-    """Whether the gap before ``position`` is inside a word, or between a letter and its accent."""
-    if not 0 < position < len(text):
-        return False
-    before, after = text[position - 1], text[position]
-    if unicodedata.category(after)[0] == "M":
-        return True
-    return _of_word(before) and _of_word(after)
+    """Whether the gap before ``position`` is inside a word, accents included."""
+    return 0 < position < len(text) and _of_word(text[position - 1]) and _of_word(text[position])
 
 
 def _of_word(character: str) -> bool:

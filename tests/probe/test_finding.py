@@ -182,6 +182,7 @@ def test_special_tokens_and_both_texts_of_a_pair(
         ("New York, new york", "new york", ["New York", "new york"]),
         ("注意力很重要", "注意力", ["注意力"]),
         ("x", "xx", []),
+        ("love \u2764\ufe0f it", "\u2764", ["\u2764"]),
     ],
 )
 def test_whole_words_in_a_text(text: str, word: str, expected: list[str]) -> None:
