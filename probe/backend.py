@@ -28,7 +28,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PretrainedC
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from attention import scaled_dot_product_attention
+from attention import AttentionSteps, scaled_dot_product_attention
 from probe.errors import ProbeError
 from probe.precision import precise
 
@@ -36,9 +36,9 @@ from probe.precision import precise
 BACKENDS = ("sdpa", "eager")
 # What is registered is called after the backend behind it, so that a call finds its way by the name alone.
 _PREFIX = "attention_probe_"
-# Rows of a map that are computed at once; a long text never needs T x T for more than the heads that are
-# kept.
-_QUERY_BLOCK = 1024
+# Weights that are computed at once, 2 MB in float32: few enough to stay in a processor's cache from one step
+# to the next, and a long text never needs more than the maps that are kept.
+AT_ONCE = 2**19
 # Held during every run, because some of what ``undisturbed`` sets belongs to the whole process.
 LOCK = threading.RLock()
 
@@ -103,21 +103,28 @@ class Call:
             return mask, bias if position_bias is None else position_bias
         return mask, bias + position_bias
 
+    @property
+    def _triangular(self) -> bool:
+        """Whether query i sees the keys up to i, without a mask that says so.
+
+        Without a mask sdpa goes by a flag, given with the call or kept on the module; eager attends to
+        everything. sdpa aligns its triangle with the first key, also when there are more keys than queries:
+        those beyond are the empty end of a static cache.
+        """
+        flag = self.options.get("is_causal")
+        causal = getattr(self.module, "is_causal", True) if flag is None else flag
+        return bool(
+            self.attention_mask is None and self.backend != "eager" and causal and self.query.shape[2] > 1
+        )
+
     def _read_mask(self) -> tuple[Tensor | None, Tensor | None]:
         """The backend's mask as (which keys may be attended to, what is added to the scores)."""
-        num_queries, num_keys = self.query.shape[2], self.key.shape[2]
+        if self._triangular:
+            shape = (1, 1, self.query.shape[2], self.key.shape[2])
+            return torch.ones(shape, dtype=torch.bool, device=self.query.device).tril(), None
         if self.attention_mask is None:
-            # Without a mask sdpa goes by a flag, given with the call or kept on the module; eager attends to
-            # everything.
-            flag = self.options.get("is_causal")
-            causal = getattr(self.module, "is_causal", True) if flag is None else flag
-            if self.backend == "eager" or not causal or num_queries == 1:
-                return None, None
-            # sdpa aligns its triangle with the first key: keys beyond the queries are the empty end of a
-            # static cache.
-            every = torch.ones(1, 1, num_queries, num_keys, dtype=torch.bool, device=self.query.device)
-            return every.tril(), None
-        mask = self.attention_mask[..., :num_keys]
+            return None, None
+        mask = self.attention_mask[..., : self.key.shape[2]]
         if mask.dtype == torch.bool:
             return mask, None
         # An additive mask forbids with -inf or with the lowest number of its dtype; anything else is a bias.
@@ -131,11 +138,17 @@ class Call:
         group = self.shape[1] // self.key.shape[1]
         query = self.query[:, chosen]
         key = self.key[:, [head // group for head in chosen]]
-        maps = query.new_empty(*query.shape[:-1], key.shape[-2])
-        for start in range(0, query.shape[2], _QUERY_BLOCK):
-            rows = slice(start, start + _QUERY_BLOCK)
+        num_keys = key.shape[2]
+        maps = query.new_empty(*query.shape[:3], num_keys)
+        block = max(1, AT_ONCE // (len(query) * len(chosen) * num_keys))
+        for start in range(0, query.shape[2], block):
+            rows = slice(start, start + block)
+            # Later keys than the block's last query are not worth a look where each sees its past alone.
+            seen = slice(0, min(rows.stop, num_keys) if self._triangular else num_keys)
             # Values of width 0: only the weights are wanted.
-            maps[:, :, rows] = self._attend(query[:, :, rows], key, key[..., :0], chosen, rows).weights
+            part = self._attend(query[:, :, rows], key[:, :, seen], key[:, :, seen, :0], chosen, rows, seen)
+            maps[:, :, rows, seen] = part.weights
+            maps[:, :, rows, seen.stop :] = 0.0
         return maps
 
     def output(self) -> Tensor:
@@ -143,16 +156,19 @@ class Call:
         every = list(range(self.shape[1]))
         group = self.shape[1] // self.key.shape[1]
         key, value = (part.repeat_interleave(group, dim=1) for part in (self.key, self.value))
-        output = self._attend(self.query, key, value, every, slice(None)).output
+        output = self._attend(self.query, key, value, every, slice(None), slice(None)).output
         return output.transpose(1, 2).contiguous()  # (B, H, Tq, value_dim) -> (B, Tq, H, value_dim)
 
-    def _attend(self, query: Tensor, key: Tensor, value: Tensor, heads: list[int], rows: slice) -> Any:
+    def _attend(
+        self, query: Tensor, key: Tensor, value: Tensor, heads: list[int], rows: slice, columns: slice
+    ) -> AttentionSteps:
         def part(tensor: Tensor | None) -> Tensor | None:
-            """The heads and rows in use of something that broadcasts to (B, H, Tq, Tk)."""
+            """The heads, rows and columns in use of something that broadcasts to (B, H, Tq, Tk)."""
             if tensor is None:
                 return None
             tensor = tensor if tensor.shape[1] == 1 else tensor[:, heads]
-            return tensor if tensor.shape[2] == 1 else tensor[:, :, rows]
+            tensor = tensor if tensor.shape[2] == 1 else tensor[:, :, rows]
+            return tensor if tensor.shape[3] == 1 else tensor[:, :, :, columns]
 
         return scaled_dot_product_attention(
             query,

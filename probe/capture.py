@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, overload
 
@@ -92,7 +92,7 @@ class Run:
     special: tuple[bool, ...]
     truncated: str | None
     heads: dict[str, tuple[int, ...]]
-    maps: dict[tuple[str, int, int], Tensor]
+    maps: dict[tuple[str, int, int], Tensor] = field(repr=False)
     target: Encoding | None = None
 
     def weights(self, layer: int, head: int, kind: str | None = None) -> Tensor:
@@ -326,14 +326,15 @@ def _capture(
                 f"where {expected[0]} x {expected[1]} were expected: such maps are not supported."
             )
         found[here.kind] = expected
-        if heads := wanted.get((here.kind, here.layer)):
-            weights = weights_of(heads)  # (B, heads, Tq, Tk)
+        heads = wanted.get((here.kind, here.layer), [])
+        together = max(1, backend.AT_ONCE // (shape[0] * shape[2] * shape[3]))
+        for start in range(0, len(heads), together):
+            some = heads[start : start + together]
+            weights = weights_of(some)  # (B, heads, Tq, Tk)
             for row, kept in enumerate(maps):
                 queries, keys = expected if sizes is None else sizes[row][here.kind]
-                for index, head in enumerate(heads):
-                    # A copy, because a view would keep the maps of all texts and heads of the layer alive.
-                    one = weights[row, index, :queries, :keys].to(dtype or weights.dtype, copy=True)
-                    kept[here.kind, here.layer, head] = one.cpu()
+                for index, head in enumerate(some):
+                    kept[here.kind, here.layer, head] = _alone(weights[row, index, :queries, :keys], dtype)
         seen += 1
         if seen > last:
             raise _Enough
@@ -352,6 +353,12 @@ def _capture(
         f"The run ended after {seen} of {last + 1} attention layers: the network has been altered. Load it "
         "again with probe.load."
     )
+
+
+def _alone(weights: Tensor, dtype: torch.dtype | None) -> Tensor:
+    """A map on the CPU that doesn't keep others alive, as a view of a larger tensor would."""
+    whole = weights.untyped_storage().nbytes() == weights.numel() * weights.element_size()
+    return weights.to("cpu", dtype or weights.dtype, copy=not whole)
 
 
 def _heads_of(weights: Tensor, heads: list[int]) -> Tensor:

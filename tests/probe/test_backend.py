@@ -154,7 +154,7 @@ class TestListening:
         for name in ("gpt2", "t5", "mistral"):  # no mask but causal, a bias, a window
             hf, inputs = network(name), inputs_of(name, "right")
             at_once = families.captured(hf, inputs)
-            monkeypatch.setattr(backend, "_QUERY_BLOCK", 5)
+            monkeypatch.setattr(backend, "AT_ONCE", 2 * 4 * 12 * 5)  # five rows of two texts' heads
             in_blocks = families.captured(hf, inputs)
             monkeypatch.undo()
             assert families.worst(at_once, in_blocks, {}) < 1e-6
