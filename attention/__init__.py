@@ -25,6 +25,7 @@ from .modules import (
     StackedMultiHeadAttention,
 )
 from .reference import attention_by_loops
+from .rotary import rotary_frequencies, rotate
 
 __all__ = [
     "AttentionSteps",
@@ -44,6 +45,8 @@ __all__ = [
     "naive_softmax",
     "padding_mask",
     "renormalised_causal",
+    "rotary_frequencies",
+    "rotate",
     "scaled_dot_product_attention",
     "sliding_window_mask",
     "softmax",

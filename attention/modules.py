@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from .functional import AttentionSteps, check_probability, scaled_dot_product_attention
 from .masks import causal_mask, combine_masks
+from .rotary import rotate
 
 
 class SimplifiedSelfAttention(nn.Module):
@@ -325,9 +326,9 @@ class MultiHeadSteps:
 
     Attributes
     ----------
-    query : (..., num_heads, Tq, head_dim)
-    key : (..., num_heads, Tk, head_dim)
-    value : (..., num_heads, Tk, head_dim)
+    query : (..., num_heads, Tq, head_dim), turned by its positions if there are rotary ones.
+    key : (..., num_heads, Tk, head_dim), likewise; query heads that share one each have a copy.
+    value : (..., num_heads, Tk, head_dim), likewise shared.
     heads : the attention of all heads. Its weights are (..., num_heads, Tq, Tk), its output is
         (..., num_heads, Tq, head_dim).
     context : (..., Tq, d_out), the outputs of the heads side by side.
@@ -347,13 +348,18 @@ class MultiHeadAttention(nn.Module):
 
     The same function as :class:`StackedMultiHeadAttention` followed by a linear layer, with one matrix
     multiplication per role where the stack has ``num_heads``. This is the attention of BERT and of GPT-2:
-    with their weights it computes what they compute.
+    with their weights it computes what they compute; with rotary positions and grouped queries, that of
+    Llama.
 
     Parameters
     ----------
     d_in : width of the query input.
     d_out : width of all heads together; each is ``d_out / num_heads`` wide.
     num_heads : number of heads.
+    num_key_value_heads : number of key and value heads, each read by ``num_heads / num_key_value_heads``
+        query heads in a row; ``num_heads`` if not given.
+    rotary_frequencies : (head_dim / 2,), turns queries and keys by their positions
+        (:func:`attention.rotate`); not at all if not given.
     d_key_value_in : width of the key and value inputs, in cross-attention; ``d_in`` if not given.
     out_width : width of the output; ``d_out`` if not given.
     bias : whether the query, key and value projections have a bias.
@@ -368,13 +374,15 @@ class MultiHeadAttention(nn.Module):
 
     Raises
     ------
-    ValueError : if ``num_heads`` doesn't divide ``d_out``, naming both; if ``dropout`` isn't between 0 and 1;
+    ValueError : if ``num_heads`` doesn't divide ``d_out``, or ``num_key_value_heads`` doesn't divide
+        ``num_heads``, naming both; if ``dropout`` isn't between 0 and 1;
         when called, if there are more tokens than ``context_length``, naming both.
 
     References
     ----------
     Vaswani et al. 2017, section 3.2.2 and figure 2 (right); for GPT-2, Radford et al. 2019, "Language Models
-    are Unsupervised Multitask Learners", section 2.3.
+    are Unsupervised Multitask Learners", section 2.3; for grouped queries, Ainslie et al. 2023, "GQA:
+    Training Generalized Multi-Query Transformer Models from Multi-Head Checkpoints", section 2.2.
 
     Examples
     --------
@@ -391,6 +399,8 @@ class MultiHeadAttention(nn.Module):
         d_out: int,
         num_heads: int,
         *,
+        num_key_value_heads: int | None = None,
+        rotary_frequencies: Tensor | None = None,
         d_key_value_in: int | None = None,
         out_width: int | None = None,
         bias: bool = False,
@@ -405,13 +415,18 @@ class MultiHeadAttention(nn.Module):
         super().__init__()
         if num_heads < 1 or d_out % num_heads != 0:
             raise ValueError(f"a width of {d_out} can't be split evenly into {num_heads} heads")
+        num_key_value_heads = num_heads if num_key_value_heads is None else num_key_value_heads
+        if num_key_value_heads < 1 or num_heads % num_key_value_heads != 0:
+            raise ValueError(f"{num_heads} heads can't share {num_key_value_heads} key heads evenly")
         check_probability(dropout)
         d_key_value_in = d_in if d_key_value_in is None else d_key_value_in
         out_width = d_out if out_width is None else out_width
         out_bias = bias if out_bias is None else out_bias
 
         self.num_heads = num_heads
+        self.num_key_value_heads = num_key_value_heads
         self.head_dim = d_out // num_heads
+        self.rotary_frequencies = rotary_frequencies
         self.causal = causal
         self.context_length = context_length
         self.dropout = dropout
@@ -419,8 +434,9 @@ class MultiHeadAttention(nn.Module):
 
         # query, key and value projections for all heads at once, and the output projection
         self.W_query = nn.Linear(d_in, d_out, bias=bias, device=device, dtype=dtype)
-        self.W_key = nn.Linear(d_key_value_in, d_out, bias=bias, device=device, dtype=dtype)
-        self.W_value = nn.Linear(d_key_value_in, d_out, bias=bias, device=device, dtype=dtype)
+        key_value_out = num_key_value_heads * self.head_dim
+        self.W_key = nn.Linear(d_key_value_in, key_value_out, bias=bias, device=device, dtype=dtype)
+        self.W_value = nn.Linear(d_key_value_in, key_value_out, bias=bias, device=device, dtype=dtype)
         self.out_proj = nn.Linear(d_out, out_width, bias=out_bias, device=device, dtype=dtype)
 
     def forward(
@@ -458,6 +474,16 @@ class MultiHeadAttention(nn.Module):
         key = self._split(self.W_key(key_input))  # (..., Tk, d_key_value_in) -> (..., H, Tk, head_dim)
         value = self._split(self.W_value(value_input))  # (..., Tk, d_key_value_in) -> (..., H, Tk, head_dim)
 
+        # positions turn queries and keys, and leave values as they are
+        if self.rotary_frequencies is not None:
+            query, key = rotate(query, self.rotary_frequencies), rotate(key, self.rotary_frequencies)
+
+        # several query heads in a row read the same key and value head
+        if self.num_key_value_heads != self.num_heads:
+            group = self.num_heads // self.num_key_value_heads
+            key = key.repeat_interleave(group, dim=-3)  # (..., H_kv, Tk, d) -> (..., H, Tk, d)
+            value = value.repeat_interleave(group, dim=-3)
+
         # the causal mask is made for the length and the device in use, and not kept
         if self.causal:
             mask = combine_masks(mask, causal_mask(num_queries, num_keys, device=query.device))
@@ -480,7 +506,7 @@ class MultiHeadAttention(nn.Module):
 
     def _split(self, x: Tensor) -> Tensor:
         """Cut the width into heads, and move the heads in front of the tokens."""
-        x = x.reshape(*x.shape[:-1], self.num_heads, self.head_dim)  # (..., T, d_out) -> (..., T, H, d)
+        x = x.reshape(*x.shape[:-1], -1, self.head_dim)  # (..., T, d_out) -> (..., T, H, d)
         return x.transpose(-3, -2)  # (..., T, H, d) -> (..., H, T, d)
 
     def _merge(self, x: Tensor) -> Tensor:
