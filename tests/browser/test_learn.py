@@ -58,7 +58,7 @@ def test_every_step_opens_with_formulas_and_something_to_try(visitor: Visitor) -
     for chapter, title in zip(CHAPTERS, TITLES, strict=True):
         turn_to(visitor, chapter.id)
         part = visitor.page.locator(f"#learn-{chapter.id}")
-        expect(part.locator("h3").first).to_have_text(title)
+        expect(part.locator("h2").first).to_have_text(title)
         assert part.locator(".prose.learn-try li").count() == len(chapter.tries) >= 2
         assert part.locator(".katex-error").count() == 0
         if "$" in chapter.text:

@@ -47,7 +47,7 @@ class _Part:
         with gr.Column(visible=number == 0, elem_id=name, elem_classes="learn-part") as self.column, gr.Row():
             with gr.Column(scale=2, min_width=300):
                 gr.Markdown(
-                    f"### {TITLES[number]}\n{chapter.text}",
+                    f"## {TITLES[number]}\n{chapter.text}",
                     latex_delimiters=_DELIMITERS,
                     elem_classes="learn-text",
                 )

@@ -88,7 +88,7 @@ def says(text: str, kind: str = "plain") -> str:
 
 def heading(text: str) -> str:
     """What the blocks after it have in common."""
-    return f'<h4 class="ln-heading">{escape(text)}</h4>'
+    return f'<h3 class="ln-heading">{escape(text)}</h3>'
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ element.replaceChildren(root);
 const build = (half, parts) => {
   const card = make("section", "af");
   const head = make("header", "af-head");
-  head.append(make("h3", "af-title", half.title));
+  head.append(make("h2", "af-title", half.title));
   if (half.subtitle) head.append(make("p", "af-subtitle", half.subtitle));
   card.append(head);
   const notice = (text) => {
