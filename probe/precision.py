@@ -16,10 +16,10 @@ def precise(device: torch.device) -> Iterator[None]:
     error of 1e-3 would not stand out among theirs.
     """
     precision = torch.get_float32_matmul_precision()
+    if precision == "highest" and not torch.is_autocast_enabled(device.type):
+        yield
+        return
     with torch.autocast(device.type, enabled=False):
-        if precision == "highest":
-            yield
-            return
         torch.set_float32_matmul_precision("highest")
         try:
             yield
