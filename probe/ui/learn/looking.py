@@ -63,7 +63,7 @@ this: the likeness, and the weights.
         "Turn the sharpness up until the mixture is room 537 to the first decimal.",
         "Turn it down to 0: every room counts the same, and the answer is a room nobody has. In a language "
         "model the values are vectors, and a mixture of vectors is as good a vector as any.",
-        "Type *Milner*: between which two guests does attention hesitate?",
+        "Type *Parcer*: between which two guests does attention hesitate?",
     ),
     (
         Field("query", "Query: what was typed", "Merser"),
