@@ -221,7 +221,11 @@ def _chosen(model: Model, heads: Sequence[tuple[int, int] | int], how: str) -> d
         raise ProbeError(
             f"There is no way {how!r} to change a head: give {', '.join(map(repr, get_args(How)))}."
         )
-    model.known_family  # noqa: B018  raises for a model that can't be taken apart
+    if how == "other mask" and model.sites[0].rotary_frequencies is not None:
+        raise ProbeError(
+            f'{model.name} has rotary positions, for which "other mask" is not there yet; '
+            '"zero" and "mean" are.'
+        )
     return check_heads(model, heads)
 
 
@@ -253,6 +257,8 @@ def _outcome(model: Model, encoding: Encoding, chosen: dict[int, list[int]], how
             for handle in _Switch(model.sites[layer], heads, how, mask).attach():
                 stack.callback(handle.remove)
         result = (model.hf if rows else model.hf.base_model)(**inputs)
+        if not hidden:  # a head for words that calls parts of the network past its front (OPT)
+            model.hf.base_model(**inputs)
     logits = result.logits[0, rows].double().cpu() if rows else None
     return _Outcome(hidden[0].double().cpu(), logits)
 

@@ -36,7 +36,8 @@ class LayerRecord:
     Attributes
     ----------
     input : (B, T, d_model), what the layer's attention was given.
-    query, key, value : (B, H, T, head_dim), the model's own projections.
+    query, key, value : (B, H, T, head_dim), the model's own projections, as they take part in its attention:
+        turned by rotary positions, and a copy for each head that shares them.
     weights : (B, H, T, T), the model's own attention weights, [query, key].
     context : (B, T, H * head_dim), the heads' outputs side by side, before the output projection.
     output : (B, T, d_model), after the output projection, before the residual connection.
@@ -249,7 +250,7 @@ def attend(
     encodings = encode_all(model, text_or_texts, truncate=truncate)
     targets = encode_targets(model, text_or_texts, target, truncate=truncate)
     maps: list[Maps] = [{} for _ in encodings]
-    for batch in batches(encodings, sum(map(len, wanted.values()))):
+    for batch in batches(model, encodings, sum(map(len, wanted.values()))):
         inputs, _ = batch_inputs(
             model,
             [encodings[index] for index in batch],
@@ -539,12 +540,13 @@ def check_heads(model: Model, heads: Sequence[tuple[int, int] | int] | None) -> 
     return {layer: chosen for (_, layer), chosen in _wanted_of(model, heads).items()}
 
 
-def batches(encodings: Sequence[Encoding], heads: int) -> Iterator[list[int]]:
+def batches(model: Model, encodings: Sequence[Encoding], heads: int) -> Iterator[list[int]]:
     """Indices of texts to run together: of similar length, as many as memory allows for so many heads."""
     order = sorted(range(len(encodings)), key=lambda index: len(encodings[index]))
     batch: list[int] = []
     for index in order:
-        if batch and (len(batch) + 1) * heads * len(encodings[index]) ** 2 > _NUMBERS_AT_ONCE:
+        numbers = (len(batch) + 1) * heads * len(encodings[index]) ** 2
+        if batch and (numbers > _NUMBERS_AT_ONCE or not model.pads_safely):
             yield batch
             batch = []
         batch.append(index)
@@ -673,18 +675,19 @@ def record(
         length = attention_mask.shape[1]
         inputs["attention_mask"] = additive_mask(allowed, model.dtype).expand(-1, 1, length, length)
     network = model.hf if logits and model.predicts_words else model.hf.base_model
-    listeners = [_Listener(site) for site in model.sites]
+    # Layers that share their modules (ALBERT's) share a listener, and are told apart by the order of calls.
+    listeners = {site.attention: _Listener(site) for site in model.sites}
     with ExitStack() as stack:
         stack.enter_context(model.lock)
         stack.enter_context(backend.undisturbed(model.hf))
         stack.enter_context(backend.eager(model.hf))
         stack.enter_context(torch.no_grad())
-        for listener in listeners:
+        for listener in listeners.values():
             for handle in listener.attach():
                 stack.callback(handle.remove)
         with _memory_explained(model, inputs):
             result = network(**inputs)
-    layers = tuple(listener.record(layer) for layer, listener in enumerate(listeners))
+    layers = tuple(listeners[site.attention].record(layer) for layer, site in enumerate(model.sites))
     return Recording(model, tuple(encodings), attention_mask, layers, causal, getattr(result, "logits", None))
 
 
@@ -714,12 +717,12 @@ def _padded(model: Model, encodings: Sequence[Encoding]) -> tuple[dict[str, Any]
 
 
 class _Listener:
-    """Hooks that change and copy nothing: they keep references to what one layer's attention works on."""
+    """Hooks that change and copy nothing: they keep references to what an attention module works on."""
 
     def __init__(self, site: Site) -> None:
         self.site = site
-        self.seen: dict[str, Any] = {}
-        self.projected: dict[nn.Module, Tensor] = {}
+        self.calls: list[dict[Any, Any]] = []
+        self.recorded = 0
 
     def attach(self) -> Iterator[torch.utils.hooks.RemovableHandle]:
         site = self.site
@@ -730,28 +733,34 @@ class _Listener:
         yield site.output.module.register_forward_hook(self._merged)
 
     def _attention_input(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.seen["input"] = args[0] if args else kwargs["hidden_states"]
+        self.calls.append({"input": args[0] if args else kwargs["hidden_states"]})
 
     def _attention_output(self, module: nn.Module, args: Any, output: Any) -> None:
-        self.seen["weights"] = output[1]
+        self.calls[-1]["weights"] = output[1]
 
     def _projection_output(self, module: nn.Module, args: Any, output: Tensor) -> None:
-        self.projected[module] = output
+        if self.calls:
+            self.calls[-1][module] = output
 
     def _merged(self, module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
-        self.seen["context"], self.seen["output"] = args[0], output
+        if self.calls:
+            self.calls[-1]["context"], self.calls[-1]["output"] = args[0], output
 
     def record(self, layer: int) -> LayerRecord:
-        if len(self.seen) < 4 or self.seen["weights"] is None or not self.projected:
+        """What the next call was that has not been recorded yet."""
+        site = self.site
+        try:
+            seen = self.calls[self.recorded]
+            self.recorded += 1
+            query, key, value = (
+                site.heads(role, seen[getattr(site, role).module]) for role in ("query", "key", "value")
+            )
+            named = {name: seen[name] for name in ("input", "weights", "context", "output")}
+        except (IndexError, KeyError):
+            named = {"weights": None}
+        if named["weights"] is None:
             raise ProbeError(
                 f"Layer {layer} of the model ran without showing its attention: it has been altered "
                 "(other modules put in place of its own, say). Load it again with probe.load."
             )
-        site = self.site
-
-        def heads(projection: Any) -> Tensor:
-            columns: Tensor = projection.columns(self.projected[projection.module])
-            # (B, T, H * head_dim) -> (B, T, H, head_dim) -> (B, H, T, head_dim)
-            return columns.unflatten(-1, (site.num_heads, -1)).transpose(1, 2)
-
-        return LayerRecord(query=heads(site.query), key=heads(site.key), value=heads(site.value), **self.seen)
+        return LayerRecord(query=query, key=key, value=value, **named)

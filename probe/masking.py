@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from attention import causal_mask, scaled_dot_product_attention
+from attention import causal_mask, scaled_dot_product_attention, sliding_window_mask
 from probe.capture import Recording, encode_for, record
 from probe.models import Model, resolve
 from probe.precision import precise
@@ -176,7 +176,12 @@ def _weights(recording: Recording, layer: int, head: int, *, causal: bool) -> Te
     """One head's weights (T, T) under a mask, from the queries and keys of a run."""
     seen = recording.layers[layer]
     query, key, value = (part[0, head] for part in (seen.query, seen.key, seen.value))  # (T, head_dim)
-    mask = causal_mask(len(query), device=query.device) if causal else None
+    window = recording.model.sites[layer].window
+    mask = None
+    if causal:
+        mask = causal_mask(len(query), device=query.device)
+        if window is not None:
+            mask = sliding_window_mask(len(query), window=window, device=query.device)
     with precise(query.device), torch.no_grad():
         steps = scaled_dot_product_attention(
             query, key, value, mask=mask, scale=recording.model.sites[layer].scale, keep_steps=False

@@ -137,6 +137,16 @@ class Model:
         return _positions(self.hf.config, "decoder")
 
     @property
+    def pads_safely(self) -> bool:
+        """Whether padding a text leaves its own numbers alone.
+
+        Code that goes through float32 in a float64 network makes NaN of rows that see nothing but padding,
+        and the NaN spreads.
+        """
+        through_float32 = self.family is None or self.family.float32_inside
+        return not (self.dtype == torch.float64 and through_float32)
+
+    @property
     def causal(self) -> bool:
         """Whether it was trained so that no position sees a later one."""
         return self.known_family.causal(self.hf.config)

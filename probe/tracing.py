@@ -175,6 +175,11 @@ def trace_of(recording: Recording, layer: int, head: int, query: int) -> Trace:
     model.check_head(layer, head)
     _check_position(query, len(encoding))
     seen, site = recording.layers[layer], model.sites[layer]
+    if site.rotary_frequencies is not None or site.group > 1:
+        raise ProbeError(
+            f"{model.name} turns its queries and keys by their positions, or shares keys among heads; a "
+            "trace of that, number by number, is not there yet. Its weights can be verified."
+        )
     module = from_scratch(site).double().cpu()
     hidden = seen.input[0].double().cpu()  # (T, d_model)
     columns = slice(head * site.head_dim, (head + 1) * site.head_dim)

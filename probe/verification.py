@@ -19,7 +19,14 @@ import torch
 import transformers
 from torch import Tensor
 
-from attention import MultiHeadAttention, attention_by_loops, causal_mask, combine_masks, padding_mask
+from attention import (
+    MultiHeadAttention,
+    attention_by_loops,
+    causal_mask,
+    combine_masks,
+    padding_mask,
+    sliding_window_mask,
+)
 from attention.modules import MultiHeadSteps
 from probe.capture import LayerRecord, Recording, batches, encode_all, record
 from probe.families import Site
@@ -199,18 +206,22 @@ def verify(
     model = resolve(model)
     encodings = encode_all(model, text_or_texts, truncate=truncate)
     tally = Tally(model, encodings)
-    for batch in batches(encodings, model.num_layers * model.num_heads):
+    for batch in batches(model, encodings, model.num_layers * model.num_heads):
         recording = record(model, [encodings[index] for index in batch])
         for again in recompute(recording):
             tally.add(recording, again, batch)
     return tally.report()
 
 
-def allowed_mask(recording: Recording) -> Tensor | None:
+def allowed_mask(recording: Recording, window: int | None = None) -> Tensor | None:
     """Which keys each query may attend to, by the run's mask and the padding: (B, 1, T, T), or None: all."""
     mask = recording.attention_mask
     length = mask.shape[1]
-    causal = causal_mask(length, device=mask.device) if recording.causal else None
+    causal = None
+    if recording.causal:
+        causal = causal_mask(length, device=mask.device)
+        if window is not None:
+            causal = sliding_window_mask(length, window=window, device=mask.device)
     padding = None if mask.all() else padding_mask(mask)
     combined = combine_masks(causal, padding)
     return None if combined is None else combined.expand(mask.shape[0], 1, length, length)
@@ -237,9 +248,12 @@ class Recomputed:
 
 def recompute(recording: Recording) -> Iterator[Recomputed]:
     """Each layer's attention from scratch, on its recorded input, with a copy of its weights."""
-    mask = allowed_mask(recording)
+    masks: dict[int | None, Tensor | None] = {}
     module = None
     for layer, (site, seen) in enumerate(zip(recording.model.sites, recording.layers, strict=True)):
+        if site.window not in masks:
+            masks[site.window] = allowed_mask(recording, site.window)
+        mask = masks[site.window]
         with precise(recording.model.device), torch.no_grad():
             module = from_scratch(site, module)
             steps = module.steps(seen.input, mask=mask, keep_steps=False)
@@ -270,20 +284,26 @@ def from_scratch(site: Site, reuse: MultiHeadAttention | None = None) -> MultiHe
             d_in,
             d_out,
             site.num_heads,
+            num_key_value_heads=site.num_key_value_heads,
+            out_width=state["out_proj.weight"].shape[0],
             bias="W_query.bias" in state,
             out_bias="out_proj.bias" in state,
             device="meta",  # shapes only: no random numbers for weights that are replaced at once
         ).eval()
     module.scale = site.scale
+    module.rotary_frequencies = site.rotary_frequencies
     module.load_state_dict(state, assign=True)
     return module
 
 
 def _sizes(module: MultiHeadAttention) -> dict[str, Tensor]:
-    sizes = {}
+    sizes: dict[str, Tensor] = {}
     maps = {"query": module.W_query, "key": module.W_key, "value": module.W_value, "output": module.out_proj}
     for name, linear in maps.items():
-        sizes[name] = linear.weight.norm(dim=1).amax()
+        # In float32 at least, as squares can be too large for half precision; a weight that is a transposed
+        # view is summed over much faster than norm() does it.
+        weight = linear.weight.to(torch.promote_types(linear.weight.dtype, torch.float32))
+        sizes[name] = weight.square().sum(1).amax().sqrt()
         bias = linear.bias
         sizes[f"{name} bias"] = sizes[name].new_zeros(()) if bias is None else bias.abs().amax()
     return sizes
@@ -366,6 +386,9 @@ class Tally:
     def __init__(self, model: Model, encodings: Sequence[Encoding]) -> None:
         self.model = model
         self.encodings = tuple(encodings)
+        # A float64 model whose code goes through float32 somewhere is no more exact than that.
+        through_float32 = model.dtype == torch.float64 and model.known_family.float32_inside
+        self.unit = torch.finfo(torch.float32 if through_float32 else model.dtype).eps / 2
         self.heads: dict[tuple[int, int], HeadCheck] = {}
         self.cells: dict[tuple[int, int], int] = {}
         self.layers: dict[int, LayerCheck] = {}
@@ -376,7 +399,7 @@ class Tally:
         scale = self.model.sites[again.layer].scale
         with precise(self.model.device), torch.no_grad():
             errors = _measure(seen, again, real)
-            bounds = _bounds(seen, again, errors, scale, real)
+            bounds = _bounds(seen, again, errors, scale, real, self.unit)
             places = range(len(errors.worst))
             rows, queries, keys = torch.tensor(errors.worst, device=real.device).T
             cell = rows, torch.arange(len(places), device=real.device), queries, keys
@@ -532,7 +555,7 @@ def _measure(seen: LayerRecord, again: Recomputed, real: Tensor) -> _Errors:
     if mask is not None:
         forbidden = ~mask if padding is None else ~(mask | padding)
         # A product, being much faster than masked_fill; where a weight is NaN the head fails either way.
-        by_head_numbers["forbidden"] = largest((seen.weights * forbidden).abs_())
+        by_head_numbers["forbidden"] = largest(seen.weights * forbidden)
     return _Errors(
         **{"forbidden": None, **_numbers(by_head_numbers)},
         worst=tuple(zip(texts.tolist(), queries.tolist(), keys.tolist(), strict=True)),
@@ -540,8 +563,9 @@ def _measure(seen: LayerRecord, again: Recomputed, real: Tensor) -> _Errors:
     )
 
 
-def _bounds(seen: LayerRecord, again: Recomputed, errors: _Errors, scale: float, real: Tensor) -> Bounds:
-    u = torch.finfo(seen.weights.dtype).eps / 2
+def _bounds(
+    seen: LayerRecord, again: Recomputed, errors: _Errors, scale: float, real: Tensor, u: float
+) -> Bounds:
     steps = again.steps
     sqrt_length, sqrt_width = math.sqrt(seen.weights.shape[-1]), math.sqrt(seen.query.shape[-1])
     unreal = ~real

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from probe.families import bert, gpt2
+from probe.families import albert, bert, distilbert, gpt2, llama, opt
 from probe.families.site import Family, Projection, Site
 
 if TYPE_CHECKING:
@@ -17,7 +17,14 @@ if TYPE_CHECKING:
 
 __all__ = ["FAMILIES", "Family", "Projection", "Site", "find_family", "supported_types"]
 
-FAMILIES: tuple[Family, ...] = (bert.FAMILY, gpt2.FAMILY)
+FAMILIES: tuple[Family, ...] = (
+    bert.FAMILY,
+    albert.FAMILY,
+    distilbert.FAMILY,
+    gpt2.FAMILY,
+    opt.FAMILY,
+    llama.FAMILY,
+)
 
 
 def supported_types() -> list[str]:
@@ -26,5 +33,8 @@ def supported_types() -> list[str]:
 
 
 def find_family(config: PretrainedConfig) -> Family | None:
-    """The family of a model, by its configuration's ``model_type``; None if no file here describes it."""
-    return next((family for family in FAMILIES if config.model_type in family.model_types), None)
+    """The family that describes a model, by its configuration; None if none does."""
+    for family in FAMILIES:
+        if config.model_type in family.model_types and family.describes(config):
+            return family
+    return None

@@ -43,4 +43,6 @@ def max_tokens(hf: PreTrainedModel) -> int:
     return int(positions.num_embeddings) - unused
 
 
-FAMILY = Family(("bert", "roberta", "xlm-roberta", "camembert"), sites, causal, max_tokens, pairs=True)
+FAMILY = Family(
+    ("bert", "roberta", "xlm-roberta", "camembert", "electra"), sites, causal, max_tokens, pairs=True
+)

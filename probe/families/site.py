@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
+
+from attention import rotate
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -58,6 +60,10 @@ class Site:
     ``attention`` is the module whose first argument is the input of the attention, (B, T, d_model), and which
     returns ``(output, weights)`` under the eager backend, weights being (B, H, T, T). ``output`` is the map
     that takes the merged heads back to the width of the model, before the residual connection.
+
+    With fewer key and value heads than heads (``num_key_value_heads``), each serves several heads in a row.
+    With ``rotary_frequencies``, (head_dim / 2,), queries and keys are turned by their positions after the
+    projection. With a ``window``, a query sees that many of the last tokens, itself included.
     """
 
     attention: nn.Module
@@ -67,10 +73,30 @@ class Site:
     output: Projection
     num_heads: int
     scale: float
+    num_key_value_heads: int | None = None
+    rotary_frequencies: Tensor | None = None
+    window: int | None = None
 
     @property
     def head_dim(self) -> int:
         return (self.query.stop - self.query.start) // self.num_heads
+
+    @property
+    def group(self) -> int:
+        """How many heads share a key and value head."""
+        return self.num_heads // (self.num_key_value_heads or self.num_heads)
+
+    def heads(self, role: Literal["query", "key", "value"], output: Tensor) -> Tensor:
+        """What takes part in the attention, from what a projection's module returned.
+
+        (B, T, ...) -> (B, num_heads, T, head_dim): split into heads, turned by positions, shared among a
+        group.
+        """
+        projection: Projection = getattr(self, role)
+        split = projection.columns(output).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+        if self.rotary_frequencies is not None and role != "value":
+            split = rotate(split, self.rotary_frequencies)
+        return split if role == "query" or self.group == 1 else split.repeat_interleave(self.group, dim=1)
 
 
 @dataclass(frozen=True)
@@ -82,3 +108,7 @@ class Family:
     causal: Callable[[PretrainedConfig], bool]
     max_tokens: Callable[[PreTrainedModel], int]
     pairs: bool
+    # Whether its code computes the softmax in float32 even where everything else is float64.
+    float32_inside: bool = False
+    # Whether a configuration with its model_type is one that ``sites`` describes.
+    describes: Callable[[PretrainedConfig], bool] = lambda config: True
