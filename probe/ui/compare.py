@@ -66,11 +66,23 @@ def describe(screen: Screen, half: Half) -> dict[str, Any]:
         query=half.shown_query,
         subtitle=" · ".join([where, f"{len(encoding)} tokens", model.source]),
         badge=(f"{'agrees' if agrees else 'differs'}: at most {worst:.1e}", "good" if agrees else "bad"),
-        notice=encoding.truncated or "",
+        notice=notice(screen, half),
         remarks=predictions(comparison),
         stamp=screen.stamp(half),
         label=f"Attention weights of {model.name}, {where}: from scratch, the model's own and their "
         "difference. Rows are queries, columns are keys.",
+    )
+
+
+def notice(screen: Screen, half: Half) -> str:
+    """What the reader must know about the text of this half."""
+    assert half.comparison is not None
+    model, encoding = half.comparison.model, half.comparison.encoding
+    left_out = bool(screen.session.second.strip()) and not model.has_pairs
+    return " ".join(
+        filter(
+            None, [encoding.truncated, f"{model.name} takes one sentence: the second is left out." * left_out]
+        )
     )
 
 

@@ -8,6 +8,7 @@ store for all visitors, bounded in memory, and computed again when they have bee
 from __future__ import annotations
 
 import hashlib
+import math
 import sys
 import threading
 import traceback
@@ -287,9 +288,8 @@ def look(session: Session, slot: int, layer: float | None, head: float | None, q
             comparison,
         )
     except Exception as error:
-        return Half(
-            slot, name[: limits.MAX_NAME], int(layer or 0), int(head or 0), None, None, explain(error)
-        )
+        place = _within(layer, _LARGEST), _within(head, _LARGEST)
+        return Half(slot, name[: limits.MAX_NAME], *place, None, None, explain(error))
 
 
 def _text_for(session: Session, model: probe.Model) -> Text:
@@ -297,8 +297,13 @@ def _text_for(session: Session, model: probe.Model) -> Text:
     return (session.text, session.second) if session.second.strip() and model.has_pairs else session.text
 
 
+_LARGEST = 1000  # layers or heads, where no model says how many there are
+
+
 def _within(value: float | None, count: int) -> int:
-    return min(max(int(value or 0), 0), count - 1)
+    """A whole number from 0 to below ``count``, whatever the page sends."""
+    wanted = int(value) if isinstance(value, int | float) and math.isfinite(value) else 0
+    return min(max(wanted, 0), count - 1)
 
 
 def warm_up() -> None:
