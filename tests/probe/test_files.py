@@ -7,6 +7,7 @@ import csv
 import io
 import json
 import re
+import shutil
 import struct
 import subprocess
 import sys
@@ -20,9 +21,11 @@ import numpy as np
 import openpyxl
 import pytest
 import torch
+import transformers
 
 import probe
-from probe import Model, ProbeError, files
+import tiny
+from probe import Model, ProbeError, files, page
 
 ROOT = Path(__file__).parents[2]
 TEXT = "=1+1 said the girl </script>"
@@ -466,3 +469,85 @@ def test_other_models_dtypes_and_cut_texts(
     run = probe.attend(gpt2, "word " * 300, [(0, 1)], truncate=True, dtype=torch.float16)
     result = probe.reproduce(probe.export(run, tmp_path / "half.npz"))
     assert result.holds and result.tolerance == 1e-2 and result.manifest.truncate
+
+
+def test_an_encoder_with_a_decoder(tmp_path: Path) -> None:
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tiny.minilm_folder())
+    config = transformers.T5Config(
+        vocab_size=len(tokenizer),
+        d_model=32,
+        d_kv=8,
+        d_ff=64,
+        num_layers=2,
+        num_heads=4,
+        decoder_start_token_id=0,
+        pad_token_id=0,
+    )
+    torch.manual_seed(0)
+    transformers.T5ForConditionalGeneration(config).eval().save_pretrained(tmp_path / "t5")
+    tokenizer.save_pretrained(tmp_path / "t5")
+    model = probe.load(str(tmp_path / "t5"))
+    run = probe.attend(model, "the cat sat on the mat", target="a cat sat")
+    for suffix in ("json", "npz", "html"):
+        result = probe.reproduce(probe.export(run, tmp_path / f"run.{suffix}"))
+        assert result.holds, result.reasons
+        assert result.manifest.target == "a cat sat" and result.manifest.mask is None
+        assert result.manifest.max_abs_error is None  # its attention can't be taken apart
+    with np.load(tmp_path / "run.npz") as archive:
+        cross = archive["cross_layer_1_head_3"]
+    assert np.array_equal(cross, run.weights(1, 3, "cross").numpy()) and cross.shape[0] != cross.shape[1]
+    numbers = page.page_numbers(run)
+    assert abs(numbers["cross_layer_1_head_3"] - cross).max() < 1e-3
+    chosen = probe.attend(model, "the cat", [("cross", 0, 1), ("decoder", 1, 2)], target="a cat")
+    assert probe.reproduce(probe.export(chosen, tmp_path / "chosen.json")).manifest.heads == (
+        ("cross", 0, 1),
+        ("decoder", 1, 2),
+    )
+    with pytest.raises(ProbeError, match="several kinds of attention"):
+        probe.export(run, tmp_path / "run.png")
+
+
+# ---- in a spreadsheet program
+
+soffice = shutil.which("soffice")
+needs_libreoffice = pytest.mark.skipif(soffice is None, reason="needs LibreOffice: none on the PATH")
+
+
+def converted(paths: list[Path], folder: Path, *options: str) -> list[Path]:
+    """Files opened in LibreOffice and saved as workbooks."""
+    assert soffice is not None
+    profile = f"-env:UserInstallation=file://{folder}/profile"
+    where = ["--convert-to", "xlsx", "--outdir", str(folder / "saved")]
+    subprocess.run(
+        [soffice, profile, "--headless", *options, *where, *map(str, paths)],
+        check=True,
+        capture_output=True,
+        timeout=240,
+    )
+    return [folder / "saved" / f"{path.stem}.xlsx" for path in paths]
+
+
+@needs_libreoffice
+@pytest.mark.slow
+def test_opened_and_saved_in_libreoffice(
+    gpt2: Model, exported: dict[tuple[str, str], Path], tmp_path: Path
+) -> None:
+    texts = ["=1+1 @sum -2 +3", 'say "hi", then\nleave; a\tb', "Café 中文"]
+    runs = [probe.attend(gpt2, text, [(0, 0)]) for text in texts]
+    maps = [probe.export(run, tmp_path / f"map{index}.csv") for index, run in enumerate(runs)]
+    (book,) = converted([exported["trace", "xlsx"]], tmp_path)
+    # The import dialog proposes comma, quotes and UTF-8, the last because of the byte order mark; without a
+    # screen LibreOffice has to be told.
+    sheets = converted(maps, tmp_path, "--infilter=CSV:44,34,76")
+    # A workbook holds after a spreadsheet program has written all its numbers anew.
+    result = probe.reproduce(book)
+    assert result.holds, result.reasons
+    for path, run in zip(sheets, runs, strict=True):
+        rows = list(openpyxl.load_workbook(path).active.iter_rows())
+        length = len(run.tokens)
+        assert [len(row) for row in rows] == [length + 1] * (length + 1)
+        names = [f"[{position}] {token}" for position, token in enumerate(run.tokens)]
+        assert [cell.value for cell in rows[0][1:]] == names == [row[0].value for row in rows[1:]]
+        assert {cell.data_type for row in rows[1:] for cell in row[1:]} == {"n"}
+        numbers = [[cell.value for cell in row[1:]] for row in rows[1:]]
+        assert np.abs(np.array(numbers) - run.weights(0, 0).numpy()).max() < 1e-12
