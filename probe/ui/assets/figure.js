@@ -130,6 +130,7 @@
       const value = this.props.value;
       this.root.replaceChildren();
       this.panels = [];
+      this.chips = null;
       this.value = value;
       delete this.root.dataset.painted;
       if (!value || !value.title) { this.root.hidden = true; return; }
@@ -315,6 +316,23 @@
       this.root.append(strip);
     }
 
+    /* A long text scrolls in its own box: the keyboard must reach it, and the chosen token be in sight. */
+    reveal() {
+      if (!this.chips) return;
+      const line = this.root.querySelector(".af-text");
+      if (line) {
+        if (line.scrollHeight > line.clientHeight) line.tabIndex = 0;
+        else line.removeAttribute("tabindex");
+      }
+      const chip = this.pinned ? this.chips[this.pinned.row] : null;
+      if (!chip) return;
+      const box = chip.parentElement;
+      const top = chip.offsetTop - box.offsetTop;
+      if (top < box.scrollTop || top + chip.offsetHeight > box.scrollTop + box.clientHeight) {
+        box.scrollTop = top - box.clientHeight / 2;
+      }
+    }
+
     shadeStrip() {
       if (!this.value || !this.value.strip || !this.panels.length) return;
       const active = this.current || this.pinned;
@@ -484,7 +502,7 @@
       const colLabel = bars ? 0 : widest(context, col.labels, colLimit);
       const upright = colLabel + 4 <= cell;
       const drop = bars ? 0 : upright ? size + 6 : Math.ceil(colLabel * Math.SQRT1_2 + size * 0.7 + 6);
-      const top = 4;
+      const top = 8;
       const bottom = top + cell * this.rows;
       return {
         width, size, left, top, cell, wide: bars ? room : cell, rowLabel, colLabel, upright, bottom,
@@ -513,6 +531,7 @@
       this.accent = style.getPropertyValue("--af-accent").trim() || "#06c";
       this.onAccent = style.getPropertyValue("--af-on-accent").trim() || "#fff";
       this.themeDrawn = theme();
+      this.reveal();
       for (const panel of this.panels) this.drawBase(panel);
       for (const panel of this.panels) this.drawOver(panel);
       this.root.dataset.painted = this.value.stamp;

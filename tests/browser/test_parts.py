@@ -1,0 +1,147 @@
+"""Parts of the page that need no browser: colours, links, limits and the store of results."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from urllib.parse import parse_qsl, quote
+
+import pytest
+import torch
+
+import probe
+from probe.ui import colors, limits, links, theme
+from probe.ui.state import Focus, Options, Screen, Session, Store, look
+
+SCALES = [
+    (name, kind, scale)
+    for name, scales in (
+        ("weight", colors.WEIGHT),
+        ("difference", colors.DIFFERENCE),
+        ("lost", colors.LOST),
+        ("gained", colors.GAINED),
+    )
+    for kind, scale in scales.items()
+]
+
+
+def luminance(rgb: tuple[int, int, int]) -> float:
+    """Relative luminance, as WCAG 2 defines it."""
+    red, green, blue = (
+        c / 12.92 if (c := channel / 255) <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for channel in rgb
+    )
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def lightness(rgb: tuple[int, int, int]) -> float:
+    """CIE 1976 L*, 0 to 100: what a print in black and white keeps of a colour."""
+    y = luminance(rgb)
+    return 116 * y ** (1 / 3) - 16 if y > (6 / 29) ** 3 else y * (29 / 3) ** 3
+
+
+def contrast(one: str, other: str) -> float:
+    """Contrast ratio of two hexadecimal colours, as WCAG 2 defines it."""
+    light, dark = sorted(
+        (luminance((int(c[1:3], 16), int(c[3:5], 16), int(c[5:7], 16))) for c in (one, other)), reverse=True
+    )
+    return (light + 0.05) / (dark + 0.05)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "scale"), SCALES, ids=lambda value: value if isinstance(value, str) else ""
+)
+def test_lightness_alone_tells_the_values_apart(name: str, kind: str, scale: colors.Scale) -> None:
+    levels = [lightness(scale.rgb(i / 32)) for i in range(33)]
+    steps = [right - left for left, right in pairwise(levels)]
+    assert all(step < -0.5 for step in steps) or all(step > 0.5 for step in steps), (name, kind)
+    assert max(map(abs, steps)) < 2.5 * min(map(abs, steps))
+    assert abs(levels[-1] - levels[0]) > 50
+
+
+@pytest.mark.parametrize("kind", ["light", "dark"])
+def test_text_can_be_read_on_every_surface(kind: str) -> None:
+    for surface in (theme.PAPER, theme.SURFACE):
+        for ink in (theme.INK, theme.FAINT, theme.ACCENT):
+            assert contrast(ink[kind], surface[kind]) >= 4.5
+        assert contrast(theme.EDGE[kind], surface[kind]) >= 3  # borders of controls
+    for ink, fill in (
+        (theme.ON_ACCENT, theme.ACCENT),
+        (theme.GOOD_INK, theme.GOOD_FILL),
+        (theme.BAD_INK, theme.BAD_FILL),
+    ):
+        assert contrast(ink[kind], fill[kind]) >= 4.5
+
+
+@pytest.mark.parametrize("text", ["draw a map", "a&b=c #?+% 中 🙂", "</script>", "a hat " * 83 + "on"])
+def test_an_address_says_what_the_screen_shows(text: str) -> None:
+    session = Session(text, "and a second", ("gpt2", "bert"))
+    halves = (look(session, 0, 2, 3, 1), look(session, 1, 4, 11, None))
+    screen = Screen(session, halves, Focus((1, None), 1), Options(True, True, "layer", True), "masks")
+    place = links.read(dict(parse_qsl(links.query(screen)[1:])), ("compare", "masks"))
+    assert place.session == session
+    assert place.heads == ((2, 3), (4, 11))
+    assert place.queries == (1, None)
+    assert (place.options, place.slot, place.view) == (screen.options, 1, "masks")
+
+
+def test_a_long_text_stays_out_of_the_address() -> None:
+    session = Session("word " * 101)
+    screen = Screen(session, (look(session, 0, 0, 0, None), look(session, 1, 0, 0, None)))
+    assert quote("word word") not in links.query(screen) and "text=" not in links.query(screen)
+
+
+def test_the_store_is_bounded_and_computes_again() -> None:
+    first = Store()
+    kept = first.comparison("gpt2", "the cat sat")
+    assert first.comparison("gpt2", "the cat sat") is kept
+    size = first.held_bytes
+    maps = 2 * sum(layer.weights.nbytes for layer in kept.recording.layers)
+    assert maps < size < 100 * maps
+    store = Store(kept_bytes=int(2.5 * size))
+    texts = ["the cat sat", "the dog ran", "the cow ate", "the pig saw"]
+    for text in texts:
+        store.comparison("gpt2", text)
+        assert store.held_bytes <= 2.5 * size
+    again = store.comparison("gpt2", texts[0])
+    assert again is not kept
+    assert torch.equal(again.from_scratch(4, 5), kept.from_scratch(4, 5))
+
+
+def test_a_model_is_loaded_once_for_all_who_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    real, calls, go = probe.load, [], threading.Event()
+
+    def slow(name: str, **rest: object) -> probe.Model:
+        calls.append(name)
+        go.wait(10)
+        return real(name)
+
+    monkeypatch.setattr("probe.load", slow)
+    store = Store()
+    with ThreadPoolExecutor(4) as pool:
+        waiting = [pool.submit(store.model, "gpt2") for _ in range(4)]
+        go.set()
+        models = [one.result() for one in waiting]
+    assert calls == ["gpt2"]
+    assert all(model is models[0] for model in models)
+
+
+def test_a_failed_load_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store()
+    with pytest.raises(probe.ProbeError):
+        store.model("no-such-model")
+    monkeypatch.setattr("probe.load", lambda name, **rest: name)
+    assert store.model("no-such-model") == "no-such-model"
+
+
+@pytest.mark.parametrize("name", ["", "   ", None, 3, "x" * 301])
+def test_a_models_name_is_checked(name: object) -> None:
+    with pytest.raises(probe.ProbeError):
+        limits.check_model(name)
+
+
+def test_a_space_lists_its_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPACE_ID", "someone/something")
+    with pytest.raises(probe.ProbeError, match="bert, gpt2"):
+        limits.check_model("../../etc")
+    assert limits.check_model(" gpt2 ") == "gpt2"
