@@ -33,6 +33,7 @@ from torch import Tensor
 
 from attention import causal_mask
 from probe.errors import ProbeError
+from probe.verification import allowed_mask
 from probe.words import Words, single_tokens
 
 if TYPE_CHECKING:
@@ -93,9 +94,10 @@ def draw_comparison(comparison: Comparison, layer: int, head: int, shown: Words 
         If there is no such layer or head, or ``shown`` belongs to another text.
     """
     shown = shown or single_tokens(comparison.encoding)
-    masked = _future(shown) if comparison.recording.causal else None
     ours = shown.weights(comparison.from_scratch(layer, head))
     theirs = shown.weights(comparison.from_model(layer, head))
+    allowed = allowed_mask(comparison.recording, comparison.model.sites[layer].window)
+    masked = None if allowed is None else _masked(shown, allowed[0, 0])
     check = next(one for one in comparison.report.heads if (one.layer, one.head) == (layer, head))
     verdict = (
         f"Largest difference of a token's weight {check.max_abs_error:.1e}, tolerance {check.tolerance:.1e}: "
@@ -125,7 +127,12 @@ def draw_masks(masks: MaskComparison, shown: Words | None = None) -> Figure:
     return _compose(
         _title(masks, masks.layer, masks.head),
         [
-            _weights(masks.labels["causal"], shown.weights(masks.causal), shown, _future(shown)),
+            _weights(
+                masks.labels["causal"],
+                shown.weights(masks.causal),
+                shown,
+                _masked(shown, causal_mask(shown.num_tokens)),
+            ),
             _weights(masks.labels["bidirectional"], shown.weights(masks.bidirectional), shown),
         ],
         [masks.summary, *_remarks(masks, shown, trained)],
@@ -258,10 +265,9 @@ def _numbers(values: Tensor) -> np.ndarray:
     return values.detach().cpu().double().numpy()
 
 
-def _future(shown: Words) -> np.ndarray:
-    """(W, W), True where the causal mask hides the whole key word from the whole query word."""
-    allowed = shown.weights(causal_mask(shown.num_tokens).float())
-    return (allowed == 0).numpy()
+def _masked(shown: Words, allowed: Tensor) -> np.ndarray:
+    """(W, W), True where a (T, T) mask hides the whole key word from the whole query word."""
+    return (shown.weights(allowed.cpu().float()) == 0).numpy()
 
 
 def _title(result: Run | MaskComparison | TextComparison, layer: int, head: int) -> str:

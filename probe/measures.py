@@ -328,9 +328,8 @@ def measures_of(recording: Recording) -> HeadMeasures:
 
 def recorded_layers(recording: Recording) -> Iterator[tuple[int, Tensor, Tensor | None]]:
     """A recorded run of one text as ``capture.watch`` shows it: layer, (H, T, T) weights, allowed keys."""
-    mask = allowed_mask(recording)
-    for layer, seen in enumerate(recording.layers):
-        weights = seen.weights[0]
+    for layer, (site, seen) in enumerate(zip(recording.model.sites, recording.layers, strict=True)):
+        mask, weights = allowed_mask(recording, site.window), seen.weights[0]
         yield layer, weights, None if mask is None else mask[0].expand_as(weights)
 
 

@@ -22,6 +22,7 @@ from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 from matplotlib.text import Text
+from transformers import MistralConfig, MistralModel
 
 import probe
 from probe import figures
@@ -171,6 +172,17 @@ def test_cross_attention_has_the_target_as_rows_and_the_source_as_columns(gpt2: 
     assert axes.images[0].get_array().shape == (2, 3)
     assert (labels(axes.yaxis), labels(axes.xaxis)) == (["el", "cielo"], ["the", "sky", "is"])
     assert "made-up (here), layer 0, head 0, cross attention" in texts(figure)
+
+
+def test_a_window_masks_what_lies_further_back(gpt2: probe.Model) -> None:
+    config = MistralConfig(
+        vocab_size=4096, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=1, sliding_window=3,
+    )  # fmt: skip
+    model = probe.load(MistralModel(config), tokenizer=gpt2.tokenizer)
+    drawn = maps(draw_comparison(probe.compare(model, REPEATED), 0, 1))[0].images[0].get_array()
+    open_cells = [(q, k) for q in range(8) for k in range(8) if 0 <= q - k < 3]
+    assert sorted(map(tuple, np.argwhere(~drawn.mask).tolist())) == open_cells
 
 
 def test_both_masks_side_by_side(gpt2: probe.Model) -> None:
@@ -376,6 +388,9 @@ def test_maps_of_other_texts_and_heads_are_refused(gpt2: probe.Model) -> None:
     run = probe.attend(gpt2, REPEATED, [(0, 0)])
     with pytest.raises(probe.ProbeError, match="is not in this run"):
         draw_head(run, 0, 1)
+    for layer in (6, -7):
+        with pytest.raises(probe.ProbeError, match=f"no layer {layer}"):
+            draw_comparison(probe.compare(gpt2, "a"), layer, 0)
     other: Words = single_tokens(probe.attend(gpt2, "another text", [(0, 0)]))
     with pytest.raises(probe.ProbeError, match="take both from the same text"):
         draw_head(run, 0, 0, other)

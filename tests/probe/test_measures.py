@@ -279,7 +279,8 @@ def test_heads_of_zero_weights_are_uniform_whatever_the_mask(
     assert size == 11
     for head in measure_heads(causal_model, REPEATED).heads:
         assert head.entropy == close(1.0) and head.distance == pytest.approx(size / 4, abs=1e-5)
-    for head in measure_heads(windowed, REPEATED).heads:
+    recorded = measures_of(record(windowed, [encode_for(windowed, REPEATED)]))
+    for head in (*measure_heads(windowed, REPEATED).heads, *recorded.heads):
         # Queries 1 and 2 see two and three keys, the other eight see four.
         assert head.entropy == close(1.0)
         assert head.distance == pytest.approx((0.5 + 1.0 + 8 * 1.5) / 10, abs=1e-5)
