@@ -443,7 +443,9 @@ def test_fault_in_one_text_of_many(checked: dict[str, Model], name: str) -> None
 
     length = max(check(model, texts).num_tokens)
     with maps_through(model, 1, touch), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(verification, "batches", lambda encodings, heads: [[i] for i in range(len(encodings))])
+        patch.setattr(
+            verification, "batches", lambda model, encodings, heads: [[i] for i in range(len(encodings))]
+        )
         report = check(model, texts)
     assert_only(report, 1, [2], "weights")
     worst = next(head for head in report.heads if not head.passed).worst
