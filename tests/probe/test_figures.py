@@ -370,6 +370,7 @@ def test_a_long_text_keeps_a_pixel_for_every_cell() -> None:
     dark = np.isclose(picture, matplotlib.colormaps["YlGnBu"](1.0), atol=0.01).all(-1)
     (axes,) = maps(figure)
     box = axes.get_window_extent()
+    assert min(box.width, box.height) >= size
     inside = dark[:, int(box.x0) + 2 : int(box.x1) - 2]
     assert inside.any()
 
