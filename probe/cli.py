@@ -215,7 +215,9 @@ def export(
     ],
     what: Annotated[
         str | None,
-        typer.Option(help="run, trace, masks, comparison or report; default: trace for .xlsx, else run."),
+        typer.Option(
+            help="run, trace, masks, comparison, report, measures or rollout; default: trace for .xlsx, else run."
+        ),
     ] = None,
     layer: Annotated[int | None, typer.Option(help="Layer, counted from 0; default: all, or 0.")] = None,
     head: Annotated[int | None, typer.Option(help="Head, counted from 0; default: all, or 0.")] = None,
@@ -247,8 +249,14 @@ def export(
         chosen = {"layer": layer, "head": head}
     elif what == "report":
         result = probe.verify(loaded, given, truncate=truncate)
+    elif what == "measures":
+        result = probe.measure_heads(loaded, given, truncate=truncate)
+    elif what == "rollout":
+        result = probe.rollout(loaded, given, truncate=truncate)
     else:
-        raise typer.BadParameter(f"--what is run, trace, masks, comparison or report, not {what}.")
+        raise typer.BadParameter(
+            f"--what is run, trace, masks, comparison, report, measures or rollout, not {what}."
+        )
     probe.export(result, file, model=loaded, **chosen)
     typer.echo(f"Wrote {file}.", err=True)
 

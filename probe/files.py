@@ -30,6 +30,7 @@ from probe.capture import Run
 from probe.comparison import Comparison
 from probe.errors import ProbeError
 from probe.export import map_csv, table_csv
+from probe.finding import FoundHeads
 from probe.manifest import (
     KINDS,
     Manifest,
@@ -46,7 +47,9 @@ from probe.manifest import (
     versions,
 )
 from probe.masking import MaskComparison
+from probe.measures import HeadMeasures, Rollout
 from probe.models import Model, resolve
+from probe.texts import TextComparison
 from probe.tracing import HeadNumbers, Trace
 from probe.verification import Report
 from probe.words import single_tokens
@@ -124,14 +127,14 @@ def export(
     json, npz
         Every number, none of them rounded.
     csv
-        A map, a report's heads, or the steps of a trace as a table.
+        A map (of a rollout the last), a report's heads, or the steps of a trace as a table.
     html
         All heads of a run to look at, in one file of at most 4 MB; see ``page.py``.
     xlsx
         The head of a trace as live formulas; see ``to_workbook``.
     png, svg, pdf
-        The figure of one head, of two masks, or of a report's errors; its numbers are in the file too (for
-        PDF beside it).
+        The figure of one head, of two masks or texts, of a rollout, or of a report's errors; its numbers are
+        in the file too (for PDF beside it).
 
     Before anything is written the result is made again from the manifest's fields, which must give the same
     numbers.
@@ -156,8 +159,8 @@ def export(
     suffix = _suffix(path)
     if not isinstance(result, tuple(KINDS.values())):
         raise ProbeError(
-            f"A {type(result).__name__} can't be exported; what attend, trace, compare, compare_masks and "
-            "verify return for one text can."
+            f"A {type(result).__name__} can't be exported; can be: "
+            f"{', '.join(kind.__name__ for kind in KINDS.values())}."
         )
     _check_format(result, suffix)
     result, layer, head = _narrowed(result, suffix, layer, head)
@@ -232,7 +235,7 @@ _FORMATS: dict[str, tuple[type, ...]] = {
     "npz": _ALL,
     "html": (Run,),
     "xlsx": (Trace,),
-    **dict.fromkeys(_PICTURES, (Run, MaskComparison, Comparison, Report)),
+    **dict.fromkeys(_PICTURES, (Run, MaskComparison, TextComparison, Comparison, Report, Rollout)),
 }
 
 
@@ -347,6 +350,10 @@ def _content(suffix: str, result: Result, layer: int | None, head: int | None) -
     elif isinstance(result, Comparison):
         assert layer is not None and head is not None
         figure = figures.draw_comparison(result, layer, head)
+    elif isinstance(result, TextComparison):
+        figure = figures.draw_texts(result)
+    elif isinstance(result, Rollout):
+        figure = figures.draw_rollout(result)
     else:
         figure = figures.draw_errors(cast(Report, result))
     return figures.figure_bytes(figure, suffix)
@@ -507,6 +514,23 @@ def _csv(result: Result, layer: int | None, head: int | None) -> bytes:
         columns = ["layer", "head", "max_abs_error", "mean_abs_error", "tolerance", "passed"]
         heads = ([getattr(check, name) for name in columns] for check in result.heads)
         return table_csv(columns, ([*row[:-1], int(row[-1])] for row in heads))
+    if isinstance(result, Rollout):
+        return map_csv(result.maps[-1], single_tokens(result))
+    if isinstance(result, (HeadMeasures, FoundHeads)):
+        blocks = numbers_of(result)
+        values = np.stack(list(blocks.values()), axis=1).tolist()
+        return table_csv(
+            list(blocks), ([int(layer), int(head), *map(_or_empty, row)] for layer, head, *row in values)
+        )
+    if isinstance(result, TextComparison):
+        before, after = result.first.tokens, result.second.tokens
+        return table_csv(
+            ["first", "second", "moved"],
+            (
+                [f"[{row}] {before[row]}", f"[{column}] {after[column]}", moved]
+                for (row, column), moved in zip(result.pairs, result.moved.tolist(), strict=True)
+            ),
+        )
     if isinstance(result, MaskComparison):
         pair, tokens = {"causal": result.causal, "bidirectional": result.bidirectional}, result.tokens
     else:
@@ -526,6 +550,10 @@ def _csv(result: Result, layer: int | None, head: int | None) -> bytes:
             for j, key in enumerate(names)
         ),
     )
+
+
+def _or_empty(value: float) -> float | None:
+    return None if np.isnan(value) else value
 
 
 def _csv_numbers(content: bytes) -> Numbers:

@@ -21,21 +21,30 @@ import transformers
 from probe.capture import Run, attend
 from probe.comparison import Comparison, compare
 from probe.errors import ProbeError
+from probe.finding import FoundHeads, find_heads
 from probe.masking import MaskComparison, compare_masks
+from probe.measures import MEASURES, HeadMeasures, Rollout, measure_heads, rollout
 from probe.models import DTYPES, Model, load, resolve
+from probe.texts import TextComparison, compare_texts
 from probe.tokens import Text
 from probe.tracing import Trace, trace
 from probe.verification import Report, verify
 
-Result = Run | Trace | MaskComparison | Comparison | Report
+Result = (
+    Run | Trace | MaskComparison | TextComparison | Comparison | Report | HeadMeasures | Rollout | FoundHeads
+)
 Numbers = dict[str, np.ndarray]
 
 KINDS: dict[str, type[Result]] = {
     "run": Run,
     "trace": Trace,
     "masks": MaskComparison,
+    "texts": TextComparison,
     "comparison": Comparison,
     "report": Report,
+    "measures": HeadMeasures,
+    "rollout": Rollout,
+    "found": FoundHeads,
 }
 
 # How far numbers may be from those of another machine, as a share of the largest of their block (of 1, if
@@ -51,14 +60,14 @@ class Manifest:
 
     Attributes
     ----------
-    what : "run", "trace", "masks", "comparison" or "report".
+    what : what it is; a key of ``KINDS``.
     model, source, revision, sha256, tokenizer : whose attention it is; as in ``Model``.
-    texts : the text, or each text of a report.
+    texts : the text; both of a comparison of texts, all of a report.
     truncate : whether a text that is too long was to be cut.
     target : the decoder's text, for a model with an encoder and a decoder.
     heads : the (kind, layer, head) that a run kept; None for all.
-    layer, head, query, whole_model : what was asked for, where it was.
-    tokens : the tokens of the one text; None for a report.
+    layer, head, query, whole_model, words : what was asked for, where it was.
+    tokens : the tokens of the text, or of both; None for a report.
     mask : "causal" or "bidirectional", what the model was trained with; None where that isn't known.
     dtype, device, backend, versions : what it was computed with.
     max_abs_error, tolerance, passed : what ``verify`` says of the model on the texts; None for a model that
@@ -81,6 +90,7 @@ class Manifest:
     head: int | None
     query: int | None
     whole_model: bool
+    words: tuple[str, ...] | None
     tokens: tuple[str, ...] | None
     mask: str | None
     dtype: str
@@ -115,7 +125,7 @@ class Manifest:
             raise ProbeError(f"The manifest {what}: the file is damaged, export it again.")
         values = {field.name: given[field.name] for field in fields(cls)}
         values["texts"] = tuple(tuple(one) if isinstance(one, list) else one for one in values["texts"])
-        for name in ("heads", "tokens"):
+        for name in ("heads", "tokens", "words"):
             if values[name] is not None:
                 values[name] = tuple(tuple(one) if name == "heads" else one for one in values[name])
         return cls(**values)
@@ -160,6 +170,7 @@ _FITS: dict[str, Any] = {
     "head": _is_count,
     "query": _is_count,
     "whole_model": lambda value: isinstance(value, bool),
+    "words": lambda value: value is None or _is_list(value, lambda one: isinstance(one, str)),
     "tokens": lambda value: value is None or _is_list(value, lambda one: isinstance(one, str)),
     "dtype": lambda value: value in AGREEMENT,
     "device": lambda value: isinstance(value, str),
@@ -171,6 +182,10 @@ _FITS: dict[str, Any] = {
 }
 
 
+# What is made of a run on the eager backend; the rest listens to the model's own.
+_RECORDED = (Trace, MaskComparison, Comparison, Report)
+
+
 def manifest_of(result: Result, model: Model, layer: int | None = None, head: int | None = None) -> Manifest:
     """The manifest of a result that ``model`` gave; ``layer`` and ``head`` for one head of a comparison."""
     if not model.takes_text:
@@ -178,7 +193,7 @@ def manifest_of(result: Result, model: Model, layer: int | None = None, head: in
             f"{model.name} takes no text, and what it was given would not be in the file: a result of it "
             "can't be exported. Save run.maps yourself."
         )
-    if isinstance(result, (Trace, MaskComparison)):
+    if isinstance(result, (Trace, MaskComparison, TextComparison)):
         layer, head = result.layer, result.head
     target = result.target if isinstance(result, Run) else None
     known = model.family is not None
@@ -197,11 +212,12 @@ def manifest_of(result: Result, model: Model, layer: int | None = None, head: in
         head=head,
         query=result.query if isinstance(result, Trace) else None,
         whole_model=isinstance(result, MaskComparison) and result.whole_model,
+        words=_words(result),
         tokens=_tokens(result),
         mask=("causal" if model.causal else "bidirectional") if known else None,
         dtype=str(model.dtype).removeprefix("torch."),
         device=_device(model),
-        backend=str(model.hf.config._attn_implementation) if isinstance(result, Run) else "eager",
+        backend="eager" if isinstance(result, _RECORDED) else str(model.hf.config._attn_implementation),
         versions=versions(),
         max_abs_error=None,
         tolerance=None,
@@ -240,7 +256,7 @@ def model_of(result: Result, given: Model | str | None) -> Model:
         dtype = result.dtype
     elif isinstance(result, Trace):
         dtype = dict(result.numbers.provenance).get("dtype", dtype)
-    elif _map_dtype(result) == torch.float64:
+    elif isinstance(result, (Run, MaskComparison, TextComparison)) and _map_dtype(result) == torch.float64:
         dtype = "float64"
     try:
         return model_named(name, dtype)
@@ -271,7 +287,18 @@ def remake(manifest: Manifest, model: Model) -> Result:
         heads = None if manifest.heads is None else _asked(manifest.heads, model)
         # The runs of one text and of a list differ in type; a pair is one text.
         return attend(model, text, heads, target=manifest.target, truncate=truncate)
+    if manifest.what == "measures":
+        return measure_heads(model, text, truncate=truncate)
+    if manifest.what == "rollout":
+        return rollout(model, text, truncate=truncate)
+    if manifest.what == "found":
+        words = manifest.words or ()
+        if len(words) not in (2, 3):
+            raise ProbeError("The manifest of found heads needs two or three words: the file is damaged.")
+        return find_heads(model, text, *words, truncate=truncate)
     layer, head = _needed(manifest, "layer"), _needed(manifest, "head")
+    if manifest.what == "texts":
+        return compare_texts(model, text, manifest.texts[-1], layer, head, truncate=truncate)
     if manifest.what == "masks":
         return compare_masks(model, text, layer, head, whole_model=manifest.whole_model, truncate=truncate)
     return trace(model, text, layer, head, _needed(manifest, "query"), truncate=truncate)
@@ -314,6 +341,23 @@ def _numbers(result: Result, layer: int | None, head: int | None) -> Iterator[tu
                 place = f"layer_{one.layer}_head_{one.head}"
                 yield f"from_scratch_{place}", array(result.from_scratch(one.layer, one.head))
                 yield f"model_{place}", array(result.from_model(one.layer, one.head))
+    elif isinstance(result, TextComparison):
+        yield "first", array(result.first.weights)
+        yield "second", array(result.second.weights)
+        yield "moved", array(result.moved)
+    elif isinstance(result, Rollout):
+        for index, weights in enumerate(result.maps):
+            yield f"layer_{index}", array(weights)
+    elif isinstance(result, (HeadMeasures, FoundHeads)):
+        columns = (
+            [measure.name for measure in MEASURES]
+            if isinstance(result, HeadMeasures)
+            else ["weight", "versus", "difference"]
+        )
+        # By layer and head, as an order by nearly equal weights may change; NaN where there is no number.
+        heads = sorted(result.heads, key=lambda one: (one.layer, one.head))
+        for name in ("layer", "head", *columns):
+            yield name, np.array([getattr(one, name) for one in heads], dtype=np.float64)
     else:
         for name in ("layer", "head", "max_abs_error", "mean_abs_error", "tolerance", "context_error"):
             yield name, np.array([getattr(one, name) for one in result.heads], dtype=np.float64)
@@ -392,19 +436,30 @@ def versions() -> dict[str, str]:
 def _texts(result: Result) -> tuple[Text, ...]:
     if isinstance(result, Report):
         return result.texts
-    return (result.encoding.text,) if isinstance(result, Comparison) else (result.text,)
+    return tuple(one.text for one in _parts(result))
 
 
 def _tokens(result: Result) -> tuple[str, ...] | None:
     if isinstance(result, Report):
         return None
-    return result.encoding.tokens if isinstance(result, Comparison) else result.tokens
+    return tuple(token for one in _parts(result) for token in one.tokens)
 
 
 def _cuts(result: Result) -> tuple[str | None, ...]:
-    if isinstance(result, Report):
-        return result.truncated
-    return (result.encoding.truncated if isinstance(result, Comparison) else result.truncated,)
+    return result.truncated if isinstance(result, Report) else tuple(one.truncated for one in _parts(result))
+
+
+def _parts(result: Any) -> tuple[Any, ...]:
+    """What of a result knows its text, tokens and whether it was cut: two for a comparison of texts."""
+    if isinstance(result, TextComparison):
+        return result.first, result.second
+    return (result.encoding,) if isinstance(result, Comparison) else (result,)
+
+
+def _words(result: Result) -> tuple[str, ...] | None:
+    if not isinstance(result, FoundHeads):
+        return None
+    return tuple(one.word for one in (result.from_word, result.to_word, result.versus) if one)
 
 
 def _heads(result: Result) -> tuple[tuple[str, int, int], ...] | None:
@@ -413,7 +468,9 @@ def _heads(result: Result) -> tuple[tuple[str, int, int], ...] | None:
     return tuple(sorted(result.maps))
 
 
-def _map_dtype(result: Run | MaskComparison) -> torch.dtype:
+def _map_dtype(result: Run | MaskComparison | TextComparison) -> torch.dtype:
+    if isinstance(result, TextComparison):
+        return result.first.weights.dtype
     some = result.causal if isinstance(result, MaskComparison) else next(iter(result.maps.values()))
     return some.dtype
 
@@ -433,19 +490,24 @@ _CALLS = {
     "run": "attend",
     "trace": "trace",
     "masks": "compare_masks",
+    "texts": "compare_texts",
     "comparison": "compare",
     "report": "verify",
+    "measures": "measure_heads",
+    "rollout": "rollout",
+    "found": "find_heads",
 }
 
 
 def _python(manifest: Manifest) -> str:
     """Lines that make the result again."""
     texts = list(manifest.texts)
-    arguments = ["model", repr(texts[0] if len(texts) == 1 else texts)]
+    given = texts if manifest.what == "texts" else [texts[0] if len(texts) == 1 else texts]
+    arguments = ["model", *map(repr, given), *map(repr, manifest.words or ())]
     if manifest.what == "run" and manifest.heads is not None:
         plain = {kind for kind, _, _ in manifest.heads} == {"self"}
         arguments.append(repr([place[1:] if plain else place for place in manifest.heads]))
-    if manifest.what in ("trace", "masks"):
+    if manifest.what in ("trace", "masks", "texts"):
         arguments += [f"layer={manifest.layer}", f"head={manifest.head}"]
     if manifest.query is not None:
         arguments.append(f"query={manifest.query}")

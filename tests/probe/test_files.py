@@ -36,6 +36,10 @@ FORMATS = {
     "masks": ["json", "npz", "csv", "png"],
     "comparison": ["json", "npz", "csv", "svg"],
     "report": ["json", "npz", "csv", "png"],
+    "texts": ["json", "csv", "png"],
+    "measures": ["json", "csv"],
+    "rollout": ["npz", "csv", "svg", "json"],
+    "found": ["json", "csv"],
 }
 CASES = [(what, suffix) for what, suffixes in FORMATS.items() for suffix in suffixes]
 
@@ -49,6 +53,10 @@ def results(bert: Model, gpt2: Model) -> dict[str, Any]:
         "masks": probe.compare_masks(gpt2, TEXT, 4, 5, whole_model=True),
         "comparison": probe.compare(gpt2, TEXT),
         "report": probe.verify(gpt2, [TEXT, "another text"]),
+        "texts": probe.compare_texts(gpt2, TEXT, "the girl said", 1, 2),
+        "measures": probe.measure_heads(gpt2, TEXT),
+        "rollout": probe.rollout(bert, TEXT),
+        "found": probe.find_heads(bert, TEXT, "girl", "said", versus="the"),
     }
 
 
@@ -135,7 +143,8 @@ def change_npz(path: Path, by: float) -> None:
 
 def change_csv(path: Path, by: float) -> None:
     rows = list(csv.reader(io.StringIO(path.read_text("utf-8-sig"), newline="")))
-    rows[2][-2] = repr(float(rows[2][-2]) + by)
+    column = max(index for index, cell in enumerate(rows[2]) if cell and not cell.startswith("["))
+    rows[2][column] = repr(float(rows[2][column]) + by)
     text = io.StringIO()
     csv.writer(text).writerows(rows)
     path.write_bytes(text.getvalue().encode("utf-8-sig"))
@@ -168,10 +177,7 @@ def change_xlsx(path: Path, by: float) -> None:
 
 
 def change_svg(path: Path, by: float) -> None:
-    content = path.read_text("utf-8")
-    found = re.search(r'"zlib": "([^"]*)"', content)
-    assert found is not None
-    path.write_text(content.replace(found[1], changed_block(found[1], by)), "utf-8")
+    path.write_text(with_changed_block(path.read_text("utf-8"), by), "utf-8")
 
 
 def change_pdf(path: Path, by: float) -> None:
@@ -185,17 +191,17 @@ def change_png(path: Path, by: float) -> None:
     (length,) = struct.unpack(">I", content[start - 4 : start])
     head = b"attention-probe\0\1\0\0\0"
     text = zlib.decompress(content[start + 4 + len(head) : start + 4 + length]).decode()
-    found = re.search(r'"zlib": "([^"]*)"', text)
-    assert found is not None
-    body = head + zlib.compress(text.replace(found[1], changed_block(found[1], by)).encode())
+    body = head + zlib.compress(with_changed_block(text, by).encode())
     chunk = struct.pack(">I", len(body)) + b"iTXt" + body + struct.pack(">I", zlib.crc32(b"iTXt" + body))
     path.write_bytes(content[: start - 4] + chunk + content[start + 8 + length :])
 
 
-def changed_block(packed: str, by: float) -> str:
-    values = np.frombuffer(zlib.decompress(base64.b64decode(packed)), "<f4").copy()
+def with_changed_block(text: str, by: float) -> str:
+    found = re.search(r'"dtype": "(?:<|&lt;)(f[48])", "zlib": "([^"]*)"', text)
+    assert found is not None
+    values = np.frombuffer(zlib.decompress(base64.b64decode(found[2])), f"<{found[1]}").copy()
     values[0] += by
-    return base64.b64encode(zlib.compress(values.tobytes())).decode()
+    return text.replace(found[2], base64.b64encode(zlib.compress(values.tobytes())).decode())
 
 
 CHANGES: dict[str, Callable[[Path, float], None]] = {
@@ -232,6 +238,10 @@ def copy(exported: dict[tuple[str, str], Path], tmp_path: Path) -> Callable[[str
         ("masks", "json"),
         ("comparison", "npz"),
         ("report", "json"),
+        ("texts", "csv"),
+        ("measures", "csv"),
+        ("rollout", "svg"),
+        ("found", "json"),
     ],
 )
 def test_one_changed_number_makes_it_fail(copy: Callable[[str, str], Path], what: str, suffix: str) -> None:
@@ -335,7 +345,7 @@ def test_the_python_in_the_manifest_gives_the_result(
     again, result = names["result"], results[what]
     assert type(again) is type(result)
     for name, block in files.numbers_of(result).items():
-        assert np.array_equal(files.numbers_of(again)[name], block), name
+        assert np.array_equal(files.numbers_of(again)[name], block, equal_nan=True), name
 
 
 def test_numbers_are_the_results(exported: dict[tuple[str, str], Path], results: dict[str, Any]) -> None:
