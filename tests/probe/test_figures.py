@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from itertools import pairwise
+from itertools import combinations, pairwise
 from types import SimpleNamespace
 from typing import Any
 from xml.etree import ElementTree
@@ -266,6 +266,9 @@ def test_labels_never_overlap(count: int) -> None:
         assert all(left[1] <= right[0] for left, right in pairwise(ranges))
     assert labels(axes.xaxis) == [tokens[int(position)] for position in axes.get_xticks()]
     assert ("is labelled" in caption(figure)) == (len(axes.get_xticks()) < count) == (count >= 120)
+    prose = [axes.xaxis.label, axes.yaxis.label, *(text for text in figure.texts if text.get_text())]
+    for one, other in combinations([text.get_window_extent(renderer) for text in prose], 2):
+        assert not one.overlaps(other)
     size = figure.get_window_extent(renderer)
     for text in figure.findobj(Text):
         box = text.get_window_extent(renderer)
