@@ -191,7 +191,9 @@ def _cover_combining_marks(
     for source, sequence, (start, end) in zip(sources, sequences, offsets, strict=True):
         if end > start:
             while (
-                end < len(source) and end not in covered[sequence or 0] and unicodedata.combining(source[end])
+                end < len(source)
+                and end not in covered[sequence or 0]
+                and unicodedata.category(source[end]).startswith("M")
             ):
                 end += 1
         spans.append((start, end))
@@ -216,8 +218,11 @@ def _labels(
     pieces = _pieces(spans, sequences)
     unknown = tokenizer.unk_token_id
     for i, (start, end) in enumerate(spans):
-        if special[i] or ids[i] == unknown or start == end:
+        if special[i] or ids[i] == unknown:
             labels.append(visible(names[i]))
+            continue
+        if start == end:  # a token that the tokenizer made of nothing, or of a space that it leaves out
+            labels.append(visible(_decoded(tokenizer, ids[i], names[i])))
             continue
         piece, count = pieces[i]
         label = visible(sources[i][start:end])
@@ -263,7 +268,7 @@ def visible(text: str) -> str:
     ('cat', '␣␣', '⏎', '␀')
     """
     stripped = text.strip(" \n\t\r\u00a0") or text
-    if len(stripped) == 1 and unicodedata.combining(stripped):
+    if len(stripped) == 1 and unicodedata.category(stripped).startswith("M"):
         return f"\u25cc{stripped}"  # a lone accent needs something to sit on
     keep = set() if stripped in _JOINERS else _JOINERS
     return "".join(character if character in keep else _shape(character) for character in stripped)
