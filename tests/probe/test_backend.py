@@ -28,6 +28,7 @@ NAMES = (
     "mistral",
     "gemma2",
     "gpt_oss",
+    "clip (text)",
     "t5",
     "bart",
     "marian",
@@ -67,7 +68,7 @@ def inputs_of(name: str, padding: str = "none") -> dict[str, Tensor]:
 def outputs(hf: PreTrainedModel, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
     """Every tensor that a forward pass returns, by name."""
     with torch.no_grad():
-        result = hf(**inputs, use_cache=False) if hf.config.model_type != "modernbert" else hf(**inputs)
+        result = hf(**inputs)
     return {name: value for name, value in result.items() if isinstance(value, Tensor)}
 
 

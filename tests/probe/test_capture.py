@@ -245,21 +245,36 @@ class TestNothingStays:
 class TestCompiled:
     @pytest.mark.parametrize("how", ["in place", "forward", "a part"])
     def test_compiled_before(self, folder: Path, model: Model, how: str) -> None:
+        ran: list[str] = []
+
+        def compiler(graph: torch.fx.GraphModule, example: Any) -> Callable[..., Any]:
+            """Like the backend "eager", and notes when what it has made is run."""
+
+            def run(*arguments: Any) -> Any:
+                ran.append("compiled")
+                return graph.forward(*arguments)
+
+            return run
+
         inputs = model.tokenizer(TEXTS[0], return_tensors="pt")
         if how == "in place":
-            model.hf.compile(backend="eager")
+            model.hf.compile(backend=compiler)
         elif how == "forward":
-            model.hf.base_model.forward = torch.compile(model.hf.base_model.forward, backend="eager")
+            model.hf.base_model.forward = torch.compile(model.hf.base_model.forward, backend=compiler)
         else:
             for site in model.sites:
-                site.attention.compile(backend="eager")
+                site.attention.compile(backend=compiler)
         with torch.no_grad():
             before = model.hf(**inputs)[0]
+        assert ran
         for _ in range(2):
+            ran.clear()
             run = probe.attend(model, TEXTS[0])
             assert (stacked(run) - eager(folder, TEXTS[0])).abs().max() < TOLERANCE
+            assert ran == []
         with torch.no_grad():
             assert torch.equal(model.hf(**inputs)[0], before)
+        assert ran  # compiled as before
         torch.compiler.reset()
 
 
