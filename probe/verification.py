@@ -358,10 +358,12 @@ class Bounds:
 class _Errors:
     """Measured differences of one layer on one batch; a tuple has a number a head.
 
-    ``query`` to ``forbidden`` are the largest entries, ``query_norm`` and ``key_norm`` the largest norms of a
-    difference of vectors. ``row`` is the largest sum over a row of differences of weights, ``total`` their
-    sum over all rows, ``worst`` the place of the largest as (text, query, key). ``context_norm`` is over all
-    heads.
+    ``query`` to ``forbidden`` are largest entries, ``query_error_norm`` and ``key_error_norm`` the largest
+    norms of a difference of vectors. ``row`` is the largest sum over a row of differences of weights,
+    ``total`` their sum over all rows. ``worst`` is the place of the largest as (text, query, key), ``ours``
+    and ``theirs`` the two weights there. ``query_norm`` to ``value_norm`` are the largest norms of our
+    vectors. The rest are of all heads together: the largest norms of an input of the layer, of our contexts
+    and of their difference, and the largest difference of an output.
     """
 
     query: tuple[float, ...]
@@ -371,12 +373,19 @@ class _Errors:
     row_sum: tuple[float, ...]
     context: tuple[float, ...]
     forbidden: tuple[float, ...] | None
-    query_norm: tuple[float, ...]
-    key_norm: tuple[float, ...]
+    query_error_norm: tuple[float, ...]
+    key_error_norm: tuple[float, ...]
     row: tuple[float, ...]
     total: tuple[float, ...]
     worst: tuple[tuple[int, int, int], ...]
+    ours: tuple[float, ...]
+    theirs: tuple[float, ...]
+    query_norm: tuple[float, ...]
+    key_norm: tuple[float, ...]
+    value_norm: tuple[float, ...]
+    input_norm: float
     context_norm: float
+    context_error_norm: float
     output: float
 
 
@@ -399,11 +408,8 @@ class Tally:
         scale = self.model.sites[again.layer].scale
         with precise(self.model.device), torch.no_grad():
             errors = _measure(seen, again, real)
-            bounds = _bounds(seen, again, errors, scale, real, self.unit)
+            bounds = _bounds(seen, again, errors, scale, self.unit)
             places = range(len(errors.worst))
-            rows, queries, keys = torch.tensor(errors.worst, device=real.device).T
-            cell = rows, torch.arange(len(places), device=real.device), queries, keys
-            ours, theirs = again.steps.heads.weights[cell].tolist(), seen.weights[cell].tolist()
             sampled = again.layer % len(places)
             text, query, _ = errors.worst[sampled]
             if errors.weights[sampled] == 0.0:  # no worst row: the last one sees every key
@@ -441,8 +447,8 @@ class Tally:
                     query_token=encoding.tokens[query],
                     # A model that looks at padding can be worst there.
                     key_token=encoding.tokens[key] if key < len(encoding) else "padding",
-                    from_scratch=ours[head],
-                    model=theirs[head],
+                    from_scratch=errors.ours[head],
+                    model=errors.theirs[head],
                 ),
                 query_error=errors.query[head],
                 key_error=errors.key[head],
@@ -513,80 +519,86 @@ class Tally:
 def _measure(seen: LayerRecord, again: Recomputed, real: Tensor) -> _Errors:
     """Differences between the model and the computation from scratch; padding is left out as queries."""
     steps, mask = again.steps, again.mask
-    padding = None if real.all() else ~real[:, None, :, None]  # (B, 1, T, 1)
+    padding = None if real.all() else ~real  # (B, T)
     num_heads, length = seen.weights.shape[1], seen.weights.shape[-1]
+    every_head = torch.arange(num_heads, device=real.device)
+
+    def real_only(values: Tensor) -> Tensor:
+        """0 in place of what belongs to padding: (..., B, anything, T, n)."""
+        return values if padding is None else values.masked_fill(padding[:, None, :, None], 0.0)
 
     def difference(ours: Tensor, theirs: Tensor) -> Tensor:
-        distance = (ours - theirs).abs_()
-        return distance if padding is None else distance.masked_fill_(padding, 0.0)
+        return real_only((ours - theirs).abs_())
 
     def largest(values: Tensor) -> Tensor:
         return values.amax(dim=(0, 2, 3))  # (B, H, T, n) -> (H,)
+
+    def longest(vectors: Tensor) -> Tensor:
+        """The largest norm: (..., B, H, T, n) -> (..., H)."""
+        return vectors.norm(dim=-1).amax(dim=(-3, -1))
 
     weights = difference(steps.heads.weights, seen.weights)
     of_rows = weights.amax(-1).transpose(0, 1).flatten(1)  # (B, H, T, T) -> (H, B * T)
     worst_of_head, worst_row = of_rows.max(dim=1)
     texts, queries = worst_row // length, worst_row % length
-    keys = weights[texts, torch.arange(num_heads, device=weights.device), queries].argmax(
-        -1
-    )  # (H, T) -> (H,)
+    keys = weights[texts, every_head, queries].argmax(-1)  # (H, T) -> (H,)
+    worst = texts, every_head, queries, keys
 
     row_sums = weights.sum(-1, keepdim=True)
     model_sums = seen.weights.sum(-1, keepdim=True)
-    ours = torch.stack([steps.query, steps.key, steps.value])
-    projected = difference(ours, torch.stack([seen.query, seen.key, seen.value]))  # (3, B, H, T, head_dim)
+    ours = torch.stack([steps.query, steps.key, steps.value])  # (3, B, H, T, head_dim)
+    projected = difference(ours, torch.stack([seen.query, seen.key, seen.value]))
     query, key, value = projected.amax(dim=(1, 3, 4))
-    query_norm, key_norm, _ = projected.norm(dim=-1).amax(dim=(1, 3))
+    query_error_norm, key_error_norm, _ = longest(projected)
+    query_norm, key_norm, value_norm = longest(real_only(ours))
     context = difference(steps.context[:, None], seen.context[:, None])  # (B, 1, T, H * head_dim)
     by_head = context.squeeze(1).unflatten(-1, (num_heads, -1)).transpose(1, 2)  # (B, H, T, head_dim)
-    output = difference(steps.output[:, None], seen.output[:, None])
-    by_head_numbers = {
+    of_heads = {
         "query": query,
         "key": key,
         "value": value,
         "weights": worst_of_head,
         "row_sum": largest(difference(model_sums, torch.ones_like(model_sums))),
         "context": largest(by_head),
-        "query_norm": query_norm,
-        "key_norm": key_norm,
+        "query_error_norm": query_error_norm,
+        "key_error_norm": key_error_norm,
         "row": largest(row_sums),
         "total": row_sums.sum(dim=(0, 2, 3)),
+        "ours": steps.heads.weights[worst],
+        "theirs": seen.weights[worst],
+        "query_norm": query_norm,
+        "key_norm": key_norm,
+        "value_norm": value_norm,
     }
     if mask is not None:
-        forbidden = ~mask if padding is None else ~(mask | padding)
+        forbidden = ~mask if padding is None else ~(mask | padding[:, None, :, None])
         # A product, being much faster than masked_fill; where a weight is NaN the head fails either way.
-        by_head_numbers["forbidden"] = largest(seen.weights * forbidden)
+        of_heads["forbidden"] = largest(seen.weights * forbidden)
+    of_all = {
+        "input_norm": longest(real_only(seen.input[:, None]))[0],
+        "context_norm": longest(real_only(steps.context[:, None]))[0],
+        "context_error_norm": longest(context)[0],
+        "output": difference(steps.output[:, None], seen.output[:, None]).amax(),
+    }
     return _Errors(
-        **{"forbidden": None, **_numbers(by_head_numbers)},
+        **{"forbidden": None, **_numbers(of_heads), **_numbers(of_all)},
         worst=tuple(zip(texts.tolist(), queries.tolist(), keys.tolist(), strict=True)),
-        **_numbers({"context_norm": context.norm(dim=-1).amax(), "output": output.amax()}),
     )
 
 
-def _bounds(
-    seen: LayerRecord, again: Recomputed, errors: _Errors, scale: float, real: Tensor, u: float
-) -> Bounds:
-    steps = again.steps
+def _bounds(seen: LayerRecord, again: Recomputed, errors: _Errors, scale: float, u: float) -> Bounds:
     sqrt_length, sqrt_width = math.sqrt(seen.weights.shape[-1]), math.sqrt(seen.query.shape[-1])
-    unreal = ~real
-
-    def norm(vectors: Tensor) -> Tensor:
-        """Largest norm over batch and real positions: (B, H, T, n) -> (H,), (B, T, n) -> a number."""
-        norms = vectors.norm(dim=-1)
-        hidden = unreal if norms.dim() == 2 else unreal[:, None]
-        return norms.masked_fill(hidden, 0.0).amax(dim=(0, -1))
-
-    norms = _numbers({"query": norm(steps.query), "key": norm(steps.key), "value": norm(steps.value)})
-    sizes = _numbers({"x": norm(seen.input), "contexts": norm(steps.context), **again.sizes})
+    sizes = _numbers(again.sizes)
 
     def projection(name: str, size: float) -> float:
         return 8 * u * (size * sizes[name] + sizes[f"{name} bias"])
 
-    query, key, value = (projection(name, sizes["x"]) for name in ("query", "key", "value"))
+    query, key, value = (projection(name, errors.input_norm) for name in ("query", "key", "value"))
     weights, context = [], []
-    for head, (q, k, v) in enumerate(zip(norms["query"], norms["key"], norms["value"], strict=True)):
-        dq = min(sqrt_width * query, errors.query_norm[head])
-        dk = min(sqrt_width * key, errors.key_norm[head])
+    norms = zip(errors.query_norm, errors.key_norm, errors.value_norm, strict=True)
+    for head, (q, k, v) in enumerate(norms):
+        dq = min(sqrt_width * query, errors.query_error_norm[head])
+        dk = min(sqrt_width * key, errors.key_error_norm[head])
         moved = (dq * k + q * dk) * scale / sqrt_width
         weights.append(u * (q * k * scale / 2 + 8 + sqrt_length) + moved / 2)
         context.append(errors.row[head] * v + errors.value[head] + u * (8 + sqrt_length) * v)
@@ -597,7 +609,7 @@ def _bounds(
         weights=tuple(weights),
         row_sum=u * (8 + 2 * sqrt_length),
         context=tuple(context),
-        output=projection("output", sizes["contexts"]) + errors.context_norm * sizes["output"],
+        output=projection("output", errors.context_norm) + errors.context_error_norm * sizes["output"],
     )
 
 
