@@ -84,7 +84,11 @@ class TestSpace:
         assert "MIT License" in (ROOT / "LICENSE").read_text("utf-8")
 
     def test_the_default_pair_is_preloaded(self) -> None:
-        assert front_matter()["preload_from_hub"] == HUB_MODELS
+        # An entry may name the files to fetch, else the whole repository is, in all its formats.
+        entries = [entry.split(" ") for entry in front_matter()["preload_from_hub"]]
+        assert [repository for repository, _ in entries] == HUB_MODELS
+        for _, files in entries:
+            assert {"config.json", "model.safetensors", "tokenizer.json"} <= set(files.split(","))
         assert set(HUB_MODELS) <= set(front_matter()["models"])
 
     def test_hardware_is_one_that_the_hub_knows(self) -> None:
