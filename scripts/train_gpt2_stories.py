@@ -48,7 +48,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, GPT2Tokenizer
 
 END_OF_TEXT = "<|endoftext|>"
 IGNORED = -100
-STEP_TIME_CAP = 5.0
+STEP_TIME_CAP = 10.0
 
 
 @dataclass(frozen=True)
@@ -151,12 +151,12 @@ def story_rows(
 def repeat_row(
     tokens: np.ndarray, length: int, vocab_size: int, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """A chunk of 8 to 90 tokens, repeated over a row: random in five cases of eight, else from ``tokens``.
+    """A chunk of 8 to length / 2 tokens, repeated over a row: random in five cases of eight, else ``tokens``.
 
     Returns the row, shape (length + 1,), and its labels, shape (length,). The first occurrence of a random
     chunk has no labels: it cannot be predicted, so its gradient would be noise.
     """
-    size = int(rng.integers(8, 91))
+    size = int(rng.integers(8, length // 2 + 1))
     is_random = rng.random() < 5 / 8
     chunk = rng.integers(1, vocab_size, size) if is_random else tokens[:size]
     row = np.tile(chunk, length // size + 2)[: length + 1]
@@ -361,6 +361,8 @@ def main() -> None:
     saved = torch.load(checkpoint_file, weights_only=True) if checkpoint_file.exists() else None
     if saved or args.init_from:
         tokenizer = GPT2Tokenizer.from_pretrained(exported if saved else args.init_from)
+        for where_it_was in ("is_local", "local_files_only"):
+            tokenizer.init_kwargs.pop(where_it_was, None)
     else:
         tokenizer = train_tokenizer(
             [split_text(text, args.held_out)[0] for text in books_text.values()], args.vocab, args.length
@@ -448,7 +450,7 @@ def main() -> None:
             for index in range(args.batch):
                 if index < repeats:
                     book = books[int(rng.integers(len(books)))].train
-                    start = int(rng.integers(len(book) - 90))
+                    start = int(rng.integers(len(book) - args.length))
                     rows[index], labels[index] = repeat_row(book[start:], args.length, len(tokenizer), rng)
                 else:
                     rows[index], position = next(stream)
