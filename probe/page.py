@@ -153,12 +153,42 @@ def _kinds(run: Run, side: int) -> list[_Kind]:
         maps = [run.maps[kind, layer, head] for layer, head in places]
         triangle = _is_triangle(maps)
         queries, keys = run.labels(kind)
-        codes = []
-        for weights in maps:
-            code = _coded(_pooled(weights.float(), side))
-            codes.append(code[np.tril_indices(len(code))] if triangle else code.ravel())
+        codes = _codes(maps, side, triangle)
         kinds.append(_Kind(kind, triangle, _labels(queries, side), _labels(keys, side), places, codes))
     return kinds
+
+
+def compact(maps: Sequence[Tensor], labels: Sequence[str], index: Sequence[int]) -> dict[str, Any]:
+    """Maps of one size as a page keeps them, pooled where they would need more than ``MAX_CELLS`` cells.
+
+    Parameters
+    ----------
+    maps : (T, T) each, [query, key].
+    labels, index : what each row and column is called, and the position that it stands for.
+
+    Returns
+    -------
+    side : how many tokens a cell stands for in each direction.
+    triangle : whether only the lower triangles are kept.
+    labels : of the rows and columns, with their positions.
+    maps : one base64 string each.
+    """
+    triangle = _is_triangle(maps)
+    side = _side([(len(maps), tuple(maps[0].shape), triangle)])
+    return {
+        "side": side,
+        "triangle": triangle,
+        "labels": _labels(labels, side, index),
+        "maps": [base64.b64encode(_packed(codes)).decode() for codes in _codes(maps, side, triangle)],
+    }
+
+
+def _codes(maps: Sequence[Tensor], side: int, triangle: bool) -> list[np.ndarray]:
+    codes = []
+    for weights in maps:
+        code = _coded(_pooled(weights.float(), side))
+        codes.append(code[np.tril_indices(len(code))] if triangle else code.ravel())
+    return codes
 
 
 def _is_triangle(maps: Sequence[Tensor]) -> bool:
@@ -174,6 +204,11 @@ def _pooled_side(run: Run) -> int:
         maps = [weights for (of, _, _), weights in run.maps.items() if of == kind]
         if maps:
             shapes.append((len(maps), tuple(maps[0].shape), _is_triangle(maps)))
+    return _side(shapes)
+
+
+def _side(shapes: Sequence[tuple[int, tuple[int, ...], bool]]) -> int:
+    """``_pooled_side`` for so many maps, each of a shape, triangular or not."""
 
     def cells(side: int) -> int:
         return sum(
@@ -208,12 +243,13 @@ def coarse(weights: Tensor, side: int) -> Tensor:
     return _pooled(weights.float(), math.ceil(max(weights.shape) / side))
 
 
-def _labels(tokens: Sequence[str], side: int) -> list[str]:
+def _labels(tokens: Sequence[str], side: int, index: Sequence[int] | None = None) -> list[str]:
     """ "3 cat", or "4–7 sat on the mat" for four tokens in one."""
+    index = range(len(tokens)) if index is None else index
     labels = []
     for start in range(0, len(tokens), side):
-        part = tokens[start : start + side]
-        place = str(start) if len(part) == 1 else f"{start}–{start + len(part) - 1}"
+        part, places = tokens[start : start + side], index[start : start + side]
+        place = str(places[0]) if len(part) == 1 else f"{places[0]}–{places[-1]}"
         labels.append(f"{place} {' '.join(part)}")
     return labels
 

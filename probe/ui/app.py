@@ -16,6 +16,7 @@ from probe.ui.bertviz_view import Bertviz
 from probe.ui.compare import AVERAGES, Compare
 from probe.ui.figure import grouping
 from probe.ui.header import EXAMPLES, Header, verdict
+from probe.ui.heads import Heads, marked
 from probe.ui.learn import Learn
 from probe.ui.masks import Masks
 from probe.ui.state import STORE, Focus, Options, Screen, Session, arrived, look
@@ -48,9 +49,10 @@ class Page:
         self.header = Header()
         with gr.Tabs(elem_id="views", overflow_behavior="wrap") as self.tabs:
             self.compare, self.masks, self.steps, self.verify = Compare(), Masks(), Steps(), Verify()
+            self.all_heads = Heads()
             others = Bertviz(), Learn()
-        self.views: tuple[Compare | Masks | Steps | Verify | Bertviz | Learn, ...]
-        self.views = (self.compare, self.masks, self.steps, self.verify, *others)
+        self.views: tuple[Compare | Masks | Steps | Verify | Heads | Bertviz | Learn, ...]
+        self.views = (self.compare, self.masks, self.steps, self.verify, self.all_heads, *others)
         self.ids = tuple(view.id for view in self.views)
         self.share = widgets.widget("share")
         halves = self.header.halves
@@ -225,6 +227,21 @@ class Page:
 
         return choose_head
 
+    def mark_head(
+        self, event: gr.EventData, session: Session, focus: Focus, view: str, *place: Any
+    ) -> list[Any]:
+        """A head was marked among all heads: the sliders go there; ``open`` shows it in the first view."""
+        heads = list(place[:4])
+        heads[2 * focus.slot : 2 * focus.slot + 2] = event._data["row"], event._data["col"]
+        if event._data.get("open"):
+            screen = self.screen(session, focus, self.compare.id, *heads, *place[4:])
+            return [*heads, screen.view, gr.Tabs(selected=screen.view), *self.filled(screen)]
+        screen = self.screen(session, focus, view, *heads, *place[4:])
+        shown = self.nothing()
+        shown[self.shown.index(self.share)] = self.shared(screen)
+        shown[self.shown.index(self.all_heads.marked)] = marked(screen.halves[focus.slot])
+        return [*heads, gr.skip(), gr.skip(), *shown]
+
     def listen(self, demo: gr.Blocks) -> None:
         """Bind the functions to the components."""
         header, state = self.header, [self.session, self.focus]
@@ -307,7 +324,11 @@ class Page:
             concurrency_limit=1,
         )
         verify.stop.click(stopped, None, verify.progress, cancels=[checking], api_visibility="private")
-        self.steps.trace.select(self.step, self.looked, [self.focus, *self.shown], **_LOOK)
+        for chooser in (self.steps.trace, self.all_heads.models):
+            chooser.select(self.step, self.looked, [self.focus, *self.shown], **_LOOK)
+        for ranked in (self.all_heads.maps, self.all_heads.found, self.all_heads.measures):
+            marking = [*self.heads, self.view, self.tabs, *self.shown]
+            ranked.select(self.mark_head, self.looked, marking, **_LOOK)
 
 
 def _position(pieces: tuple[tuple[int, int], ...], group: Any) -> int | None:

@@ -129,7 +129,32 @@ def trace(text: str, query: int, model: str = "gpt2", layer: int = 0, head: int 
     return _answer(question)
 
 
+def find_heads(
+    text: str, from_word: str, to_word: str, model: str = "bert", versus: str = "", second: str = ""
+) -> dict[str, Any]:
+    """Rank the heads of a model by the weight that links two words of a text.
+
+    Parameters:
+        text: the sentence.
+        from_word: the word that attends; "it#2" names the second occurrence.
+        to_word: the word that is attended to.
+        model: "bert", "gpt2", or another name this server accepts.
+        versus: a second target, to see which heads prefer the first; empty for none.
+        second: a second sentence, for models trained on pairs; empty for none.
+    Returns:
+        heads with layer, head, weight, versus and difference, largest weight first; the tokens of each word;
+        a summary.
+    """
+
+    def question() -> dict[str, Any]:
+        words = [limits.check_text(word) for word in (from_word, to_word, versus)]
+        loaded = STORE.model(limits.check_model(model))
+        return probe.find_heads(loaded, _text(text, second), words[0], words[1], words[2] or None).to_dict()
+
+    return _answer(question)
+
+
 def add() -> None:
     """Add the endpoints to the Blocks being built."""
-    for function in (attend, verify, compare_masks, trace):
+    for function in (attend, verify, compare_masks, trace, find_heads):
         gr.events.api(function, api_name=function.__name__, concurrency_id="run", concurrency_limit=1)

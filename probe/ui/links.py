@@ -10,6 +10,8 @@ from probe.ui import limits
 from probe.ui.compare import AVERAGES
 from probe.ui.state import DEFAULT_HEADS, DEFAULT_MODELS, DEFAULT_TEXT, Half, Options, Screen, Session
 
+_ONE = ("steps", "heads")
+"""The views of one of the two models."""
 MAX_LINKED = 500
 """Characters of a text that go into an address; a longer one is left out."""
 
@@ -90,7 +92,7 @@ def query(screen: Screen) -> str:
 def python(screen: Screen) -> str:
     """Lines that compute, with the toolkit, what this screen shows."""
     lines = ["import probe", ""]
-    halves = [screen.halves[screen.focus.slot]] if screen.view == "steps" else screen.halves
+    halves = [screen.halves[screen.focus.slot]] if screen.view in _ONE else screen.halves
     for half in halves:
         if half.comparison is not None:
             lines += [f"model = probe.load({half.name!r})", *_lines(screen, half), ""]
@@ -107,6 +109,8 @@ def _lines(screen: Screen, half: Half) -> list[str]:
         return [f"print(probe.verify(model, {text!r}))"]
     if screen.view == "steps":
         return [f"print(probe.trace(model, {text!r}, {place}, query={half.shown_query}))"]
+    if screen.view == "heads":
+        return [f"print(probe.measure_heads(model, {text!r}))"]
     compare = [f"comparison = probe.compare(model, {text!r})", "print(comparison.report.verdict)"]
     maps = ("from_scratch", "from_model", "difference")
     if screen.options.average == "head":

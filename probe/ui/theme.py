@@ -132,7 +132,7 @@ def style() -> str:
     }
     light = "".join(f"--af-{name}:{colours['light']};" for name, colours in variables.items())
     dark = "".join(f"--af-{name}:{colours['dark']};" for name, colours in variables.items())
-    rules = (ASSETS / "style.css").read_text(encoding="utf-8")
+    rules = "\n".join((ASSETS / name).read_text(encoding="utf-8") for name in ("style.css", "heads.css"))
     return f":root{{{light}}}\n.dark{{{dark}}}\n{rules}"
 
 
@@ -145,7 +145,7 @@ def head() -> str:
     scripts = [f"window.attentionPalette = {json.dumps(colors.palette())};"]
     scripts += [
         (ASSETS / name).read_text(encoding="utf-8")
-        for name in ("export.js", "figure.js", "page.js", "steps.js")
+        for name in ("export.js", "figure.js", "page.js", "heads.js", "steps.js")
     ]
     return f"<style>\n{style()}</style>\n" + "".join(f"<script>\n{script}</script>\n" for script in scripts)
 

@@ -56,9 +56,19 @@ def test_trace(client: Client) -> None:
     assert answer["weights"] == probe.trace("gpt2", TEXT, 4, 5, 2).weights.tolist()
 
 
+def test_find_heads(client: Client) -> None:
+    text = "The trophy doesn't fit in the suitcase because it is too big."
+    answer = client.predict(text, "it", "trophy", "bert", "suitcase", api_name="/find_heads")
+    found = probe.find_heads("bert", text, "it", "trophy", "suitcase")
+    assert answer["summary"] == found.summary
+    assert [(one["layer"], one["head"]) for one in answer["heads"]] == [
+        (h.layer, h.head) for h in found.heads
+    ]
+
+
 def test_every_endpoint_is_documented(client: Client) -> None:
     described = client.view_api(return_format="dict", print_info=False)["named_endpoints"]
-    assert set(described) == {"/attend", "/verify", "/compare_masks", "/trace"}
+    assert set(described) == {"/attend", "/verify", "/compare_masks", "/trace", "/find_heads"}
     for endpoint in described.values():
         assert all(parameter["python_type"]["type"] != "Any" for parameter in endpoint["parameters"])
 
@@ -78,6 +88,8 @@ def test_every_endpoint_is_documented(client: Client) -> None:
         ((TEXT, "</script><script>alert(1)</script>"), "/attend", "There is no"),
         (("", "bert"), "/attend", "empty"),
         ((TEXT, 99), "/trace", "counted from 0 to 3"),
+        ((TEXT, "zebra", "cat", "bert"), "/find_heads", "not in the text"),
+        ((TEXT, "x" * 200_000, "cat", "bert"), "/find_heads", f"at most {MAX_CHARACTERS:,}"),
     ],
 )
 def test_limits_are_named_and_the_app_answers_after(

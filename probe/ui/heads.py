@@ -1,0 +1,306 @@
+"""Heads: all heads of a model at a glance, what kind each is, and which of them link two words."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import gradio as gr
+
+from probe.finding import find_heads_of
+from probe.measures import MEASURES, Rollout, measures_of, rollout_of
+from probe.page import PRECISION, compact
+from probe.ui import limits, widgets
+from probe.ui.figure import Panel, figure_component, grouping, message, token_figure
+from probe.ui.state import DEFAULT_TEXT, Half, Options, Screen, Session, explain, look
+
+ID, LABEL = "heads", "Heads"
+
+_LEAD = """
+<p class="lead">Every head of every layer, small. Point at a cell for its number; a click marks the head, here
+and in every other view. Below: what kind of head each is, and which heads link two words.</p>
+"""
+_EXAMPLE = ("it", "trophy", "suitcase")
+_DRAW: dict[str, Any] = {
+    "api_visibility": "private",
+    "concurrency_limit": 1,
+    "show_progress": "hidden",
+    "trigger_mode": "always_last",
+}
+
+
+@dataclass(frozen=True)
+class Place:
+    """Whose heads are shown, in a few bytes that Gradio can keep for each visitor."""
+
+    session: Session
+    slot: int
+    hide_special: bool
+    words: bool
+
+    @property
+    def options(self) -> Options:
+        return Options(hide_special=self.hide_special, words=self.words)
+
+    def half(self) -> Half:
+        """The model's kept result; a head does not matter here."""
+        return look(self.session, self.slot, 0, 0, None)
+
+    def stamp(self, *more: object) -> str:
+        what = repr((self, more)).encode("utf-8", "replace")
+        return f"{ID} {hashlib.sha256(what).hexdigest()[:12]}"
+
+
+# ---- as data for assets/heads.js
+
+
+def models(screen: Screen) -> dict[str, Any]:
+    """The choice of one of the two models."""
+    names = [half.name if half.comparison is None else half.comparison.model.name for half in screen.halves]
+    return {"widget": "models", "names": names, "slot": screen.focus.slot}
+
+
+def marked(half: Half) -> dict[str, Any]:
+    """The head that is marked."""
+    return {"widget": "mark", "layer": half.layer, "head": half.head}
+
+
+def picture(place: Place) -> dict[str, Any]:
+    """All maps of a model on a text, ten bits a weight: at most 4 MB."""
+    half = place.half()
+    nothing = {"widget": "heads", "title": half.name, "notices": [half.problem], "stamp": place.stamp()}
+    if half.comparison is None:
+        return nothing
+    comparison, model = half.comparison, half.comparison.model
+    _, kept = grouping(comparison.encoding, place.options)
+    maps = [
+        kept.weights(comparison.from_model(layer, head))
+        for layer in range(model.num_layers)
+        for head in range(model.num_heads)
+    ]
+    packed = compact(maps, kept.labels, kept.index)
+    notices = [text for text in (comparison.encoding.truncated, kept.notice) if text]
+    what = "words" if place.words else "tokens"
+    if (side := packed["side"]) > 1:
+        notices.append(
+            f"A cell stands for {side} x {side} {what}: all weights of {len(maps)} heads over {len(kept)} "
+            f"{what} would be too much to send. It shows how much of their weight its queries put on its "
+            "keys together, on average; Compare shows a head in full."
+        )
+    return {
+        "widget": "heads",
+        "title": f"All {len(maps)} heads of {model.name}",
+        "subtitle": f"{model.num_layers} layers of {model.num_heads} heads · {len(kept)} {what} · numbers "
+        f"within {PRECISION:g} of the model's own",
+        "notices": notices,
+        "layers": model.num_layers,
+        "heads": model.num_heads,
+        "stamp": place.stamp(),
+        **packed,
+    }
+
+
+def measured(place: Place) -> dict[str, Any]:
+    """The measures of every head, as a table."""
+    half = place.half()
+    if half.comparison is None:
+        return no_ranking()
+    found = measures_of(half.comparison.recording)
+    return ranking(
+        f"What each head of {found.model_name} does with this text",
+        "Measures of all heads",
+        [
+            {"title": measure.title, "about": measure.definition, "source": measure.source}
+            for measure in MEASURES
+        ],
+        [
+            (head.layer, head.head, [getattr(head, measure.name) for measure in MEASURES])
+            for head in found.heads
+        ],
+        stamp=place.stamp("measures"),
+        lines=["What a query may not attend to never counts; – stands for nothing to measure."],
+        sort=-1,
+    )
+
+
+def found_heads(place: Place, from_word: str, to_word: str, versus: str) -> dict[str, Any]:
+    """The heads by the weight that links two words, as a table; or why there is none."""
+    stamp = place.stamp(from_word, to_word, versus)
+    half = place.half()
+    if half.comparison is None:
+        return no_ranking()
+    try:
+        words = [limits.check_text(word).strip() for word in (from_word, to_word, versus)]
+        found = find_heads_of(half.comparison.recording, words[0], words[1], words[2] or None)
+    except Exception as error:
+        return no_ranking(explain(error), stamp)
+    link = f"{found.from_word.word} → "
+    columns = [{"title": f"{link}{found.to_word.word}", "about": "Weight from the first word to the second."}]
+    if found.versus is not None:
+        columns += [
+            {
+                "title": f"{link}{found.versus.word}",
+                "about": "Weight from the first word to the other target.",
+            },
+            {"title": "difference", "about": "How much more weight the first target gets."},
+        ]
+    return ranking(
+        "",
+        "Heads by the weight that links the words",
+        columns,
+        [
+            (head.layer, head.head, [head.weight, head.versus, head.difference][: len(columns)])
+            for head in found.heads
+        ],
+        stamp=stamp,
+        lines=[line for line in (found.summary, found.notice) if line],
+        sort=0,
+    )
+
+
+def ranking(
+    title: str,
+    label: str,
+    columns: Sequence[dict[str, Any]],
+    rows: Sequence[tuple[int, int, Sequence[float | str | None]]],
+    *,
+    stamp: str,
+    lines: Sequence[str] = (),
+    sort: int,
+) -> dict[str, Any]:
+    """A table of heads that can be sorted by each column.
+
+    Parameters
+    ----------
+    label : what a screen reader says about the table.
+    columns : ``title`` and ``about`` of each, ``source`` where it has one, ``words`` where it holds text.
+    rows : layer, head, and a value for each column; None where there is none.
+    sort : the column that it is sorted by at first, largest first; -1 for layer and head.
+    """
+    return {
+        "widget": "ranking",
+        "title": title,
+        "label": label,
+        "columns": list(columns),
+        "rows": [{"layer": layer, "head": head, "values": list(values)} for layer, head, values in rows],
+        "lines": list(lines),
+        "stamp": stamp,
+        "sort": sort,
+    }
+
+
+def no_ranking(problem: str = "", stamp: str = "") -> dict[str, Any]:
+    """No table, and why there is none."""
+    return {"widget": "ranking", "problem": problem, "stamp": stamp}
+
+
+def rolled_out(place: Place, layer: float | None) -> tuple[dict[str, Any], Any]:
+    """Attention rollout after a layer, the last one where None, as a figure; and an update of the slider."""
+    half = place.half()
+    if half.comparison is None:
+        return message(half.name, half.problem, place.stamp("rollout")), gr.skip()
+    rollout = rollout_of(half.comparison.recording)
+    last = len(rollout.maps) - 1
+    chosen = last if layer is None else min(max(int(layer), 0), last)
+    drawn = token_figure(
+        f"Attention rollout of {rollout.model_name}",
+        half.comparison.encoding,
+        [
+            Panel(
+                f"After layer {chosen}",
+                "rollout",
+                rollout.weights(chosen),
+                note="row: a position after that layer; column: a token of the text",
+            )
+        ],
+        options=place.options,
+        query=half.shown_query,
+        subtitle=Rollout.caveat,
+        stamp=place.stamp("rollout", chosen),
+        label=f"Attention rollout of {rollout.model_name} after layer {chosen}. Rows are positions after the "
+        "layer, columns are tokens of the text.",
+    )
+    return drawn, gr.Slider(maximum=last, value=chosen)
+
+
+class Heads:
+    """The view's components, and what fills them."""
+
+    id = ID
+
+    def __init__(self) -> None:
+        with gr.Tab(LABEL, id=ID, elem_id=f"tab-{ID}") as self.tab:
+            gr.HTML(_LEAD, apply_default_css=False)
+            self.models = widgets.widget(f"{ID}-models")
+            self.maps = widgets.widget(f"{ID}-maps")
+            self.marked = widgets.widget(f"{ID}-marked")
+            gr.HTML('<h2 class="hd-heading">Which heads link two words?</h2>', apply_default_css=False)
+            with gr.Row(elem_classes="hd-form", elem_id="finder"):
+                self.from_word = self._word("From", _EXAMPLE[0], "from-word")
+                self.to_word = self._word("To", _EXAMPLE[1], "to-word")
+                self.versus = self._word("Rather than (may be empty)", _EXAMPLE[2], "versus")
+                self.find = gr.Button("Find", size="sm", scale=0, min_width=90, elem_id="find")
+            self.found = widgets.widget(f"{ID}-found")
+            self.measures = widgets.widget(f"{ID}-measures")
+            with gr.Accordion("Attention rollout: all layers multiplied up", open=False, elem_id="rollout"):
+                self.layer = gr.Slider(
+                    0, 5, 5, step=1, label="After layer", buttons=[], elem_id="rollout-layer"
+                )
+                self.rollout = figure_component(f"{ID}-rollout")
+            # The maps can be megabytes: they are sent for another text or model, not for another head.
+            self.place: gr.State = gr.State(None)
+        words = [self.from_word, self.to_word, self.versus]
+        drawn = self.place.change(self.draw, self.place, self.maps, concurrency_id=ID, **_DRAW)
+        drawn.then(
+            self.detail,
+            [self.place, *words],
+            [self.found, self.measures, self.rollout, self.layer],
+            concurrency_id=ID,
+            **_DRAW,
+        )
+        gr.on(
+            [self.find.click, *(word.submit for word in words)],
+            self.search,
+            [self.place, *words],
+            self.found,
+            concurrency_id=ID,
+            **_DRAW,
+        )
+        self.layer.input(self.roll, [self.place, self.layer], self.rollout, concurrency_id=ID, **_DRAW)
+
+    @staticmethod
+    def _word(label: str, value: str, elem_id: str) -> gr.Textbox:
+        return gr.Textbox(
+            value, label=label, lines=1, max_lines=1, max_length=100, min_width=130, elem_id=elem_id
+        )
+
+    @property
+    def outputs(self) -> list[Any]:
+        return [self.models, self.marked, self.place]
+
+    def render(self, screen: Screen) -> list[Any]:
+        options, slot = screen.options, screen.focus.slot
+        return [
+            models(screen),
+            marked(screen.halves[slot]),
+            Place(screen.session, slot, options.hide_special, options.words),
+        ]
+
+    def draw(self, place: Place | None) -> dict[str, Any]:
+        return gr.skip() if place is None else picture(place)
+
+    def detail(self, place: Place | None, *words: str) -> list[Any]:
+        if place is None:
+            return [gr.skip()] * 4
+        # The example's words are not in other texts, and nobody has asked for them there.
+        unasked = words == _EXAMPLE and place.session.text != DEFAULT_TEXT
+        found = no_ranking() if unasked else found_heads(place, *words)
+        return [found, measured(place), *rolled_out(place, None)]
+
+    def search(self, place: Place | None, *words: str) -> dict[str, Any]:
+        return gr.skip() if place is None else found_heads(place, *words)
+
+    def roll(self, place: Place | None, layer: float) -> dict[str, Any]:
+        return gr.skip() if place is None else rolled_out(place, layer)[0]
