@@ -216,7 +216,8 @@ def export(
     what: Annotated[
         str | None,
         typer.Option(
-            help="run, trace, masks, comparison, report, measures or rollout; default: trace for .xlsx, else run."
+            help="run, trace, masks, comparison, report, measures or rollout; by default trace for .xlsx, "
+            "else run."
         ),
     ] = None,
     layer: Annotated[int | None, typer.Option(help="Layer, counted from 0; default: all, or 0.")] = None,

@@ -186,7 +186,8 @@ def reproduce(path: str | os.PathLike[str], *, model: Model | str | None = None)
     """Make the numbers in an exported file again, and say whether they still hold.
 
     The model is run again on the manifest's text, and its tokens, its weights' sha256 and every number are
-    compared with the file's. No text of the file is ever executed. Where a file records a digest of its
+    compared with the file's. No text of the file is ever executed; but a model that it names and that is not
+    here is fetched from the Hub, as safetensors. Where a file records a digest of its
     contents (all formats but csv and xlsx, which spreadsheet programs write anew) the smallest change shows;
     elsewhere a number may be off by ``tolerance``.
 
