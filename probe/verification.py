@@ -235,6 +235,7 @@ class Recomputed:
     ----------
     layer : which layer.
     mask : (B, 1, T, T), bool, which keys each query may attend to; None if all.
+    cells : how many cells of one head's maps count: real queries with the keys they may attend to.
     steps : what ``attention.MultiHeadAttention`` computed, holding a copy of the layer's weights.
     sizes : of those weights, what ``Bounds`` needs: "query", "key", "value" and "output" are the largest norm
         of a row of the matrix, "query bias" and so on the largest entry.
@@ -242,22 +243,24 @@ class Recomputed:
 
     layer: int
     mask: Tensor | None
+    cells: int
     steps: MultiHeadSteps
     sizes: dict[str, Tensor]
 
 
 def recompute(recording: Recording) -> Iterator[Recomputed]:
     """Each layer's attention from scratch, on its recorded input, with a copy of its weights."""
-    masks: dict[int | None, Tensor | None] = {}
+    masks: dict[int | None, tuple[Tensor | None, int]] = {}
     module = None
     for layer, (site, seen) in enumerate(zip(recording.model.sites, recording.layers, strict=True)):
         if site.window not in masks:
-            masks[site.window] = allowed_mask(recording, site.window)
-        mask = masks[site.window]
+            mask = allowed_mask(recording, site.window)
+            masks[site.window] = mask, _allowed_cells(mask, recording.attention_mask)
+        mask, cells = masks[site.window]
         with precise(recording.model.device), torch.no_grad():
             module = from_scratch(site, module)
             steps = module.steps(seen.input, mask=mask, keep_steps=False)
-            again = Recomputed(layer, mask, steps, _sizes(module))
+            again = Recomputed(layer, mask, cells, steps, _sizes(module))
         yield again
 
 
@@ -415,7 +418,6 @@ class Tally:
             if errors.weights[sampled] == 0.0:  # no worst row: the last one sees every key
                 query = len(recording.encodings[text]) - 1
             loops = _loops_error(seen, again, sampled, text, query, scale, recording)
-        cells = _allowed_cells(again.mask, real)
 
         for head in places:
             error_and_bound = {
@@ -438,7 +440,7 @@ class Tally:
                 layer=again.layer,
                 head=head,
                 max_abs_error=errors.weights[head],
-                mean_abs_error=errors.total[head] / cells,
+                mean_abs_error=errors.total[head] / again.cells,
                 tolerance=bounds.weights[head],
                 worst=Cell(
                     text=texts[text],
@@ -460,7 +462,7 @@ class Tally:
                 failed=failed,
                 passed=not failed,
             )
-            self._merge(check, cells)
+            self._merge(check, again.cells)
         output = LayerCheck(again.layer, errors.output, bounds.output, errors.output <= bounds.output)
         known_output = self.layers.get(again.layer, output)
         self.layers[again.layer] = max(known_output, output, key=_severity)
@@ -621,7 +623,6 @@ def _numbers(tensors: dict[str, Tensor]) -> dict[str, Any]:
 
 
 def _allowed_cells(mask: Tensor | None, real: Tensor) -> int:
-    """How many cells of one head's maps count: real queries with the keys they may attend to."""
     if mask is None:
         return int(real.sum()) * real.shape[1]
     return int((mask[:, 0] & real[:, :, None]).sum())
