@@ -32,7 +32,8 @@ def picture(browser: Browser, address: str, view: str, kind: str, path: Path) ->
     context = browser.new_context(**settings)
     page = context.new_page()
     page.goto(f"{address}?view={view}")
-    page.locator(f"#tab-{view} [data-painted], #tab-{view} table").last.wait_for()
+    sign = "table" if view == "learn" else "[data-painted]"
+    page.locator(f"#tab-{view} {sign}").last.wait_for()
     height = min(TALLEST, page.evaluate("document.documentElement.scrollHeight"))
     width = settings["viewport"]["width"]
     page.screenshot(path=path, full_page=True, clip={"x": 0, "y": 0, "width": width, "height": height})

@@ -15,6 +15,11 @@ from probe.ui.figure import Panel, difference_range, figure_component, message, 
 from probe.ui.state import Half, Screen
 
 ID, LABEL = "compare", "Compare"
+_LEAD = """
+<p class="lead">A row shows how one token, the query, shares out its attention over the keys; a row sums to 1.
+Choose a token to see where it looks, point at a cell to read its number, click it to follow that number step
+by step.</p>
+"""
 AVERAGES = {"head": "this head", "layer": "mean over the heads of this layer", "all": "mean over all heads"}
 
 
@@ -116,6 +121,7 @@ class Compare:
 
     def __init__(self) -> None:
         with gr.Tab(LABEL, id=ID, elem_id=f"tab-{ID}") as self.tab:
+            gr.HTML(_LEAD, apply_default_css=False)
             self.average = gr.Radio(
                 [(text, key) for key, text in AVERAGES.items()],
                 value="head",
