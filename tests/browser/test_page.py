@@ -108,19 +108,29 @@ def test_an_unknown_model_is_one_sentence(visitor: Visitor) -> None:
     assert visitor.page.locator("#compare-b .af-panels").is_visible()
 
 
-@pytest.mark.parametrize("text", HOSTILE)
-def test_hostile_text_is_text(visitor: Visitor, text: str) -> None:
-    visitor.open(view="compare", text=text, special="hidden")
-    for figure, model in (("compare-a", "bert"), ("compare-b", "gpt2")):
-        run = probe.attend(model, text)
-        expected = [token for token, hide in zip(run.tokens, run.special, strict=True) if not hide]
-        assert visitor.figure(figure).tokens == expected
+def shown_tokens(model: str, text: str) -> list[str]:
+    run = probe.attend(model, text)
+    return [token for token, hide in zip(run.tokens, run.special, strict=True) if not hide]
+
+
+def test_hostile_text_in_the_address_is_text_in_every_view(visitor: Visitor) -> None:
+    text = " ".join(HOSTILE)
+    visitor.open(text=text, special="hidden")
+    assert visitor.figure("compare-a").tokens == shown_tokens("bert", text)
+    assert visitor.figure("compare-b").tokens == shown_tokens("gpt2", text)
     for view in ("Masks", "Steps", "Verify"):
         visitor.page.get_by_role("tab", name=view).click()
         visitor.page.locator(f"#tab-{view.lower()} [data-painted]").first.wait_for()
     assert visitor.page.locator("#views img, #share img, #verdict img").count() == 0
-    visitor.page.get_by_role("tab", name="Compare").click()
-    visitor.run("The cat sat on")
+
+
+def test_hostile_text_that_is_typed_is_text(visitor: Visitor) -> None:
+    visitor.open(special="hidden")
+    for text in HOSTILE:
+        visitor.run(text)
+        assert visitor.figure("compare-a").tokens == shown_tokens("bert", text)
+        assert visitor.figure("compare-b").tokens == shown_tokens("gpt2", text)
+    assert visitor.page.locator("#views img, #share img, #verdict img").count() == 0
 
 
 @pytest.mark.parametrize(
