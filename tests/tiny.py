@@ -17,11 +17,25 @@ from typing import Any
 import torch
 from tokenizers import ByteLevelBPETokenizer
 from transformers import (
+    AlbertConfig,
+    AlbertModel,
     BertConfig,
     BertModel,
+    DistilBertConfig,
+    DistilBertModel,
+    ElectraConfig,
+    ElectraModel,
     GPT2Config,
     GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    OPTConfig,
+    OPTForCausalLM,
     PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
     RobertaConfig,
     RobertaModel,
     RobertaTokenizer,
@@ -46,6 +60,9 @@ def minilm_folder() -> Path:
     return Path(spec.origin).parent / "model"
 
 
+EMBEDDINGS = ("embeddings", "embed_tokens", "embed_positions", "wte", "wpe")
+
+
 def draw_weights(model: PreTrainedModel, seed: int) -> None:
     """Fill every parameter: scores of standard deviation near 3 for unit-variance inputs, no bias at zero."""
     generator = torch.Generator().manual_seed(seed)
@@ -59,9 +76,11 @@ def draw_weights(model: PreTrainedModel, seed: int) -> None:
             if parameter.dim() == 1:
                 is_norm = name.endswith("weight")
                 normal(parameter, 0.3, mean=1.0 if is_norm else 0.0)
-            elif "embeddings" in name or "wte" in name or "wpe" in name:
+            elif any(part in name for part in EMBEDDINGS) and "project" not in name:
                 normal(parameter, 1.0)
-            elif any(part in name for part in ("query", "key", "c_attn")):
+            elif any(
+                part in name for part in ("query", "key", "c_attn", "q_lin", "k_lin", "q_proj", "k_proj")
+            ):
                 normal(parameter, math.sqrt(3.0 / model.config.hidden_size))
             else:
                 normal(parameter, 1.0 / math.sqrt(parameter.shape[-1]))
@@ -149,3 +168,63 @@ def save_roberta_tokenizer(folder: Path) -> Path:
     bpe.save_model(str(folder))
     RobertaTokenizer.from_pretrained(folder).save_pretrained(folder)
     return folder
+
+
+# --- families with a deep check, for the tokenizers of the two bundled models -------------------------------
+
+
+def encoder(config: type, network: type, **sizes: Any) -> Callable[..., PreTrainedModel]:
+    """A builder of an encoder for the MiniLM tokenizer, as small as `bert`."""
+    defaults = {
+        "vocab_size": 30_522,
+        "hidden_size": 24,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 3,
+        "intermediate_size": 32,
+        "max_position_embeddings": 96,
+    }
+    return lambda **more: network(config(**(defaults | sizes | more)))
+
+
+def decoder(config: type, network: type, **sizes: Any) -> Callable[..., PreTrainedModel]:
+    """A builder of a decoder for the gpt2-stories tokenizer, as small."""
+    defaults = {
+        "vocab_size": 4_096,
+        "hidden_size": 24,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 6,
+        "intermediate_size": 32,
+        "max_position_embeddings": 96,
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+        "pad_token_id": None,
+    }
+    return lambda **more: network(config(**(defaults | sizes | more)))
+
+
+GROUPED = {"num_key_value_heads": 2, "head_dim": 8}
+BUILDERS: dict[str, Callable[..., PreTrainedModel]] = {
+    "roberta": encoder(RobertaConfig, RobertaModel, pad_token_id=0, max_position_embeddings=97),
+    "electra": encoder(ElectraConfig, ElectraModel, embedding_size=16),
+    "distilbert": encoder(DistilBertConfig, DistilBertModel, dim=24, n_layers=3, n_heads=3, hidden_dim=32),
+    # Layers 0 and 1 are the same modules, called twice.
+    "albert": encoder(AlbertConfig, AlbertModel, embedding_size=16, num_hidden_groups=2),
+    "opt": decoder(OPTConfig, OPTForCausalLM, ffn_dim=32, word_embed_proj_dim=16),
+    "llama": decoder(LlamaConfig, LlamaForCausalLM, attention_bias=True, **GROUPED),
+    "mistral": decoder(MistralConfig, MistralForCausalLM, sliding_window=7, **GROUPED),
+    # The first layer sees everything before it, the others a window.
+    "qwen2": decoder(
+        Qwen2Config,
+        Qwen2ForCausalLM,
+        num_key_value_heads=3,
+        use_sliding_window=True,
+        sliding_window=7,
+        max_window_layers=1,
+    ),
+}
+
+
+def family_saver(name: str, new_folder: Callable[[], Path]) -> Callable[..., Path]:
+    """`saver` for one of `BUILDERS`."""
+    encoders = ("roberta", "electra", "distilbert", "albert")
+    return saver(BUILDERS[name], minilm_folder() if name in encoders else GPT2_STORIES, new_folder)
