@@ -561,6 +561,14 @@ def _check_complete(hf: PreTrainedModel, info: dict[str, Any], folder: Path) -> 
             f"The checkpoint in {folder} {what}{more}: without all weights its attention would be partly "
             "random. Copy or download it again."
         )
+    layers = getattr(hf.config.get_text_config(), "num_hidden_layers", None)
+    for key in info["unexpected_keys"]:
+        layer = re.search(r"\.(\d+)\.", key)
+        if layer and isinstance(layers, int) and int(layer[1]) >= layers:
+            raise ProbeError(
+                f"The checkpoint in {folder} has weights for a layer {layer[1]}, and its config.json says "
+                f"there are {layers} layers, counted from 0: put the right number there."
+            )
 
 
 def _sha256(path: Path) -> str:

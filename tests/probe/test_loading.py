@@ -471,3 +471,11 @@ def test_what_the_hub_may_answer(online: pytest.MonkeyPatch) -> None:
     online.setattr("huggingface_hub.snapshot_download", hangs)
     online.setattr(hub, "DOWNLOAD_SECONDS", 0.1)
     refused(name, "was given up; what has arrived is kept: try again")
+
+
+def test_more_layers_than_the_configuration_says_are_refused(tiny_gpt2: Callable[..., Path]) -> None:
+    folder = tiny_gpt2(n_layer=3)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "n_layer": 2}))
+    with pytest.raises(ProbeError, match=r"a layer 2, and its config\.json says there are 2 layers"):
+        probe.load(str(folder))
