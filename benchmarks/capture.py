@@ -1,9 +1,9 @@
 """What capturing attention costs, against the plain forward pass and eager's ``output_attentions=True``.
 
 One network of the size of the smallest GPT-2 (12 layers of 12 heads, width 768), with 2,048 positions and
-random weights. All cases are timed in turn in one process, so that whatever else the machine does slows all
-alike; the median of the rounds counts. Memory is what a fresh process needs at its peak beyond what it had
-before the call.
+random weights. All cases are timed in turn in one process, and the median of the rounds counts; on a CPU the
+processor's time is taken, which depends less on what else the machine does. Memory is what a fresh process
+needs at its peak beyond what it had before the call.
 
     python benchmarks/capture.py [--tokens 128 512 1024 2048] [--threads 1] [--device cpu]
     python benchmarks/capture.py --peers PYTHON
@@ -124,11 +124,12 @@ def peer_cases(hf: GPT2LMHeadModel, tokens: int) -> dict[str, Case]:
 def run(hf: GPT2LMHeadModel, name: str, case: Case) -> float:
     """Seconds that a case takes; the backend it needs is set outside the clock."""
     hf.set_attn_implementation("eager" if name == EAGER else "sdpa")
-    start = time.perf_counter()
+    clock = time.process_time if hf.device.type == "cpu" else time.perf_counter
+    start = clock()
     result = case()
     if hf.device.type == "cuda":
         torch.cuda.synchronize(hf.device)
-    seconds = time.perf_counter() - start
+    seconds = clock() - start
     del result
     return seconds
 
@@ -218,6 +219,7 @@ def measure(arguments: argparse.Namespace) -> list[tuple[str, ...]]:
             row += [f"{taken / seconds[reference]:.2f}" for reference in (PLAIN, EAGER)]
             row += [f"{memory[name]:.0f}", f"{memory[name] / memory[EAGER]:.2f}"] if memory else ["", ""]
             rows.append(tuple(row))
+            print(*row, sep="  ", file=sys.stderr, flush=True)
     return rows
 
 
