@@ -14,11 +14,13 @@ import probe
 from probe.ui import endpoints, limits, links, widgets
 from probe.ui.bertviz_view import Bertviz
 from probe.ui.compare import AVERAGES, Compare
+from probe.ui.effect import Effect
 from probe.ui.figure import grouping
 from probe.ui.header import EXAMPLES, Header, verdict
-from probe.ui.heads import Heads, marked
+from probe.ui.heads import Heads
 from probe.ui.learn import Learn
 from probe.ui.masks import Masks
+from probe.ui.sentences import Sentences
 from probe.ui.state import STORE, Focus, Options, Screen, Session, arrived, look
 from probe.ui.steps import Steps
 from probe.ui.verify import Verify, read_file, stopped
@@ -49,10 +51,10 @@ class Page:
         self.header = Header()
         with gr.Tabs(elem_id="views", overflow_behavior="wrap") as self.tabs:
             self.compare, self.masks, self.steps, self.verify = Compare(), Masks(), Steps(), Verify()
-            self.all_heads = Heads()
+            self.all_heads, self.sentences, self.effect = Heads(), Sentences(), Effect()
             others = Bertviz(), Learn()
-        self.views: tuple[Compare | Masks | Steps | Verify | Heads | Bertviz | Learn, ...]
-        self.views = (self.compare, self.masks, self.steps, self.verify, self.all_heads, *others)
+        first = self.compare, self.masks, self.steps, self.verify
+        self.views: tuple[Any, ...] = (*first, self.all_heads, self.sentences, self.effect, *others)
         self.ids = tuple(view.id for view in self.views)
         self.share = widgets.widget("share")
         halves = self.header.halves
@@ -230,17 +232,12 @@ class Page:
     def mark_head(
         self, event: gr.EventData, session: Session, focus: Focus, view: str, *place: Any
     ) -> list[Any]:
-        """A head was marked among all heads: the sliders go there; ``open`` shows it in the first view."""
+        """A head was marked in a view of all heads: the sliders go there, ``open`` opens the first view."""
         heads = list(place[:4])
         heads[2 * focus.slot : 2 * focus.slot + 2] = event._data["row"], event._data["col"]
-        if event._data.get("open"):
-            screen = self.screen(session, focus, self.compare.id, *heads, *place[4:])
-            return [*heads, screen.view, gr.Tabs(selected=screen.view), *self.filled(screen)]
+        view = self.compare.id if event._data.get("open") else view
         screen = self.screen(session, focus, view, *heads, *place[4:])
-        shown = self.nothing()
-        shown[self.shown.index(self.share)] = self.shared(screen)
-        shown[self.shown.index(self.all_heads.marked)] = marked(screen.halves[focus.slot])
-        return [*heads, gr.skip(), gr.skip(), *shown]
+        return [*heads, screen.view, gr.Tabs(selected=screen.view), *self.filled(screen)]
 
     def listen(self, demo: gr.Blocks) -> None:
         """Bind the functions to the components."""
@@ -324,9 +321,11 @@ class Page:
             concurrency_limit=1,
         )
         verify.stop.click(stopped, None, verify.progress, cancels=[checking], api_visibility="private")
-        for chooser in (self.steps.trace, self.all_heads.models):
+        choosers = self.all_heads.models, self.sentences.models, self.effect.models
+        for chooser in (self.steps.trace, *choosers):
             chooser.select(self.step, self.looked, [self.focus, *self.shown], **_LOOK)
-        for ranked in (self.all_heads.maps, self.all_heads.found, self.all_heads.measures):
+        all_heads = self.all_heads.maps, self.all_heads.found, self.all_heads.measures
+        for ranked in (*all_heads, self.effect.ranking):
             marking = [*self.heads, self.view, self.tabs, *self.shown]
             ranked.select(self.mark_head, self.looked, marking, **_LOOK)
 

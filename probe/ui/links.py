@@ -8,9 +8,10 @@ from urllib.parse import urlencode
 
 from probe.ui import limits
 from probe.ui.compare import AVERAGES
+from probe.ui.sentences import DEFAULT_PAIR
 from probe.ui.state import DEFAULT_HEADS, DEFAULT_MODELS, DEFAULT_TEXT, Half, Options, Screen, Session
 
-_ONE = ("steps", "heads")
+_ONE = ("steps", "heads", "sentences", "effect")
 """The views of one of the two models."""
 MAX_LINKED = 500
 """Characters of a text that go into an address; a longer one is left out."""
@@ -111,6 +112,17 @@ def _lines(screen: Screen, half: Half) -> list[str]:
         return [f"print(probe.trace(model, {text!r}, {place}, query={half.shown_query}))"]
     if screen.view == "heads":
         return [f"print(probe.measure_heads(model, {text!r}))"]
+    if screen.view == "sentences":
+        first, second = DEFAULT_PAIR
+        return [
+            "# your own two sentences go here",
+            f"print(probe.compare_texts(model, {first!r}, {second!r}, {place}))",
+        ]
+    if screen.view == "effect":
+        return [
+            f"print(probe.ablate(model, {text!r}, [({place})]))",
+            f"print(probe.rank_heads(model, {text!r}))",
+        ]
     compare = [f"comparison = probe.compare(model, {text!r})", "print(comparison.report.verdict)"]
     maps = ("from_scratch", "from_model", "difference")
     if screen.options.average == "head":

@@ -109,14 +109,14 @@ def test_the_marked_head_large_by_pointer_and_keyboard(visitor: Visitor) -> None
 
 def test_a_click_marks_the_head_everywhere(visitor: Visitor) -> None:
     open_heads(visitor)
-    painted = visitor.page.locator("#heads-maps [data-painted]").get_attribute("data-painted")
+    visitor.page.locator(".hd-all canvas").evaluate("canvas => { canvas.stillHere = true; }")
     click_head(visitor, 4, 7)
     visitor.page.wait_for_function("document.querySelector('#layer-a input[type=number]').value === '4'")
     assert visitor.page.locator("#head-a input[type=number]").input_value() == "7"
     assert visitor.page.locator(".hd-one h3").text_content() == "layer 4, head 7"
     visitor.page.wait_for_url("**ah=4.7**")
     # the maps are not sent a second time
-    assert visitor.page.locator("#heads-maps [data-painted]").get_attribute("data-painted") == painted
+    assert visitor.page.locator(".hd-all canvas").evaluate("canvas => canvas.stillHere")
     visitor.page.get_by_role("button", name="Open in Compare").click()
     visitor.page.locator("#compare-a [data-painted^='compare 4.7']").wait_for()
 

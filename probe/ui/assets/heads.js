@@ -323,7 +323,7 @@
   window.attentionKinds.mark = (element, value) => {
     marked = { layer: value.layer, head: value.head };
     if (allHeads) allHeads.mark(marked);
-    for (const row of document.querySelectorAll("#tab-heads .hd-table tbody tr")) {
+    for (const row of document.querySelectorAll(".hd-table tbody tr")) {
       row.classList.toggle("hd-marked", row.dataset.place === `${value.layer}.${value.head}`);
     }
   };

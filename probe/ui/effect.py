@@ -1,0 +1,322 @@
+"""Effect: heads switched off or under the other mask, and what the model gives in the end."""
+
+from __future__ import annotations
+
+import hashlib
+import queue
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, get_args
+
+import gradio as gr
+import torch
+
+import probe
+from attention import causal_mask
+from probe import Ablation, Comparison, Prediction, Ranking
+from probe.ablation import How
+from probe.ui import widgets
+from probe.ui.figure import Panel, figure_component, message, token_figure
+from probe.ui.heads import models, no_ranking, ranking
+from probe.ui.state import Options, Screen, Session, explain, look
+
+ID, LABEL = "effect", "Effect"
+HOW: dict[How, str] = {
+    "zero": "switched off: zeros",
+    "mean": "its mean over the tokens",
+    "other mask": "the mask it was not trained with",
+}
+MAX_PLACES = 4
+"""Predictions that are written out; a text may have more mask tokens."""
+
+_LEAD = """
+<p class="lead">A large weight is not yet an effect: what a head reads may be ignored by everything after it.
+Here the model is run twice, as it is and with heads changed before their output projection, and what comes
+out is compared.</p>
+"""
+
+
+class _Stopped(Exception):
+    """Nobody waits for the ranking any more."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which head is changed, and on what, in a few bytes that Gradio can keep for each visitor."""
+
+    session: Session
+    slot: int
+    layer: int
+    head: int
+    hide_special: bool
+    words: bool
+
+    @property
+    def options(self) -> Options:
+        return Options(hide_special=self.hide_special, words=self.words)
+
+    def stamp(self, *more: object) -> str:
+        what = repr((self, more)).encode("utf-8", "replace")
+        return f"{ID} {self.layer}.{self.head} {hashlib.sha256(what).hexdigest()[:12]}"
+
+
+def read_heads(written: str) -> list[tuple[int, int] | int]:
+    """Heads and whole layers from "3.1, 4.5, 2".
+
+    Raises
+    ------
+    ProbeError
+        If a part of it is neither.
+    """
+    heads: list[tuple[int, int] | int] = []
+    for part in written.replace(",", " ").split():
+        numbers = part.split(".")
+        if len(numbers) > 2 or not all(n.isascii() and n.isdigit() and len(n) < 5 for n in numbers):
+            raise probe.ProbeError(
+                f'"{part[:30]}" is neither a head, "3.1" for head 1 of layer 3, nor the number of a layer.'
+            )
+        heads.append((int(numbers[0]), int(numbers[1])) if len(numbers) == 2 else int(numbers[0]))
+    return heads
+
+
+def describe(place: Place, how: str, written: str) -> dict[str, Any]:
+    """The heads' map and what changes without them, as a figure."""
+    stamp = place.stamp(how, written)
+    half = look(place.session, place.slot, place.layer, place.head, None)
+    if half.comparison is None:
+        return message(half.name, half.problem, stamp)
+    comparison = half.comparison
+    try:
+        heads = read_heads(written) or [(half.layer, half.head)]
+        result = probe.ablate(comparison.model, comparison.encoding.text, heads, _how(how))
+    except Exception as error:
+        return message(comparison.model.name, explain(error), stamp)
+    maps = torch.stack([comparison.from_model(layer, head) for layer, head in result.heads])
+    several = len(result.heads) > 1
+    return token_figure(
+        comparison.model.name,
+        comparison.encoding,
+        [
+            Panel(
+                f"Mean weights of the {len(result.heads)} heads" if several else "The head's weights",
+                "weight",
+                maps.mean(0),
+                masked=~causal_mask(len(result.tokens)) if comparison.model.causal else None,
+                note="as it is, before anything is changed",
+            ),
+            Panel(
+                "Change of each token's last hidden state",
+                "hidden state",
+                result.hidden_change,
+                "bars",
+                note="relative to its length",
+            ),
+        ],
+        options=place.options,
+        query=half.shown_query,
+        subtitle=result.summary,
+        remarks=[weight_is_not_effect(comparison, result), *outcome(comparison, result)],
+        notice=result.truncated or "",
+        stamp=stamp,
+        label=f"Weights of the changed heads of {comparison.model.name}, and how far each token's last "
+        "hidden state moves without them.",
+    )
+
+
+def _how(how: str) -> How:
+    return next((known for known in get_args(How) if known == how), "zero")
+
+
+def weight_is_not_effect(comparison: Comparison, result: Ablation) -> str:
+    """One sentence that puts the largest weight beside the effect."""
+    # The first token of a causal model sees only itself, so its weight of 1 says nothing.
+    start = int(comparison.model.causal and len(result.tokens) > 1)
+    maps = torch.stack([comparison.from_model(*place)[start:] for place in result.heads]).amax(0)
+    query, key = divmod(int(maps.argmax()), len(result.tokens))
+    whose = "this head" if len(result.heads) == 1 else "these heads"
+    effect = "changing it" if len(result.heads) == 1 else "changing them"
+    if result.changes:
+        effect += f" moves the prediction by {result.effect:.3g} nats"
+    else:
+        effect += f" moves no token's last hidden state by more than {result.effect:.1%} of its length"
+    return (
+        f"Weight is not effect: the largest weight of {whose} is {float(maps.max()):.3f} "
+        f"({result.tokens[query + start]} → {result.tokens[key]}), and {effect}."
+    )
+
+
+def outcome(comparison: Comparison, result: Ablation) -> list[str]:
+    """What the model predicts as it is, and with the heads changed."""
+    if not result.changes:
+        return (
+            []
+            if comparison.model.predicts_words
+            else [f"{comparison.model.name} has no head for words, so its last hidden states are compared."]
+        )
+    lines = []
+    for change in result.changes[:MAX_PLACES]:
+        where = "next token" if comparison.model.causal else f"token {change.position}"
+        lines += [
+            f"Predicted {where}, as it is: {_words(change.before)}",
+            f"Predicted {where}, changed: {_words(change.after)}",
+        ]
+    if len(result.changes) > MAX_PLACES:
+        lines.append(f"And {len(result.changes) - MAX_PLACES} more places.")
+    return [*lines, f"Largest change of a logit there: {result.logit_change:.3g}"]
+
+
+def _words(prediction: Prediction) -> str:
+    return ", ".join(f"{word.strip() or word} {share:.1%}" for word, share in prediction.candidates)
+
+
+def listing(result: Ranking, unit: str, stamp: str) -> dict[str, Any]:
+    """The heads by their effect, as a table."""
+    rows: list[tuple[int, int, Sequence[float | str | None]]] = []
+    for ablation in result.ablations:
+        ((layer, head),) = ablation.heads
+        after = ablation.changes[0].after.candidates[0][0].strip() if ablation.changes else None
+        values: list[float | str | None] = [ablation.effect]
+        if ablation.changes:
+            values += [ablation.logit_change, after]
+        rows.append((layer, head, values))
+    columns: list[dict[str, Any]] = [{"title": f"effect, {unit}", "about": "What the ranking goes by."}]
+    if result.ablations[0].changes:
+        columns += [
+            {"title": "logit change", "about": "Largest change of a logit."},
+            {"title": "then predicted", "about": "The likeliest word afterwards.", "words": True},
+        ]
+    return ranking(
+        f"All heads of {result.ablations[0].model_name}, each changed alone",
+        "Heads by their effect",
+        columns,
+        rows,
+        stamp=stamp,
+        sort=0,
+    )
+
+
+class Effect:
+    """The view's components, and what fills them."""
+
+    id = ID
+
+    def __init__(self) -> None:
+        with gr.Tab(LABEL, id=ID, elem_id=f"tab-{ID}") as self.tab:
+            gr.HTML(_LEAD, apply_default_css=False)
+            self.models = widgets.widget(f"{ID}-models")
+            with gr.Row(elem_classes="hd-form", elem_id="effect-form"):
+                self.how = gr.Radio(
+                    [(text, key) for key, text in HOW.items()],
+                    value="zero",
+                    label="What the heads give instead",
+                    container=False,
+                    scale=3,
+                    elem_id="effect-how",
+                    elem_classes="choice",
+                )
+                self.heads = gr.Textbox(
+                    "",
+                    label="Heads (empty: the one chosen above)",
+                    placeholder="3.1, 4.5, or 2 for a whole layer",
+                    lines=1,
+                    max_lines=1,
+                    max_length=500,
+                    min_width=240,
+                    scale=2,
+                    elem_id="effect-heads",
+                )
+                self.change = gr.Button("Change", size="sm", scale=0, min_width=100, elem_id="effect-run")
+            self.figure = figure_component(f"{ID}-figure")
+            gr.HTML('<h2 class="hd-heading">Which heads matter most here?</h2>', apply_default_css=False)
+            with gr.Row(elem_classes="hd-form"):
+                self.rank = gr.Button("Rank all heads", size="sm", scale=0, min_width=140, elem_id="rank")
+                self.stop = gr.Button("Stop", size="sm", scale=0, min_width=80, elem_id="rank-stop")
+            self.progress = widgets.widget(f"{ID}-progress")
+            self.ranking = widgets.widget(f"{ID}-ranking")
+            self.place: gr.State = gr.State(None)
+        private: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}
+        gr.on(
+            [self.place.change, self.change.click, self.heads.submit, self.how.input],
+            self.draw,
+            [self.place, self.how, self.heads],
+            self.figure,
+            concurrency_id="run",
+            concurrency_limit=1,
+            trigger_mode="always_last",
+            **private,
+        )
+        ranked = self.rank.click(
+            self.ranked,
+            [self.place, self.how],
+            [self.progress, self.ranking],
+            concurrency_id="check",
+            concurrency_limit=1,
+            **private,
+        )
+        self.stop.click(_stopped, None, self.progress, cancels=[ranked], **private)
+
+    @property
+    def outputs(self) -> list[Any]:
+        return [self.models, self.place]
+
+    def render(self, screen: Screen) -> list[Any]:
+        slot, options = screen.focus.slot, screen.options
+        half = screen.halves[slot]
+        return [
+            models(screen),
+            Place(screen.session, slot, half.layer, half.head, options.hide_special, options.words),
+        ]
+
+    def draw(self, place: Place | None, how: str, written: str) -> dict[str, Any]:
+        return gr.skip() if place is None else describe(place, how, written or "")
+
+    def ranked(self, place: Place | None, how: str) -> Iterator[list[Any]]:
+        """Change every head alone; says how far it is, and ends when nobody listens any more."""
+        half = None if place is None else look(place.session, place.slot, place.layer, place.head, None)
+        if place is None or half is None or half.comparison is None:
+            problem = half.problem if half else "Open a text first."
+            yield [_line(problem, "refused"), no_ranking()]
+            return
+        model, text = half.comparison.model, half.comparison.encoding.text
+        news: queue.SimpleQueue[tuple[int, int] | Ranking | Exception] = queue.SimpleQueue()
+        stop = threading.Event()
+
+        def progress(done: int, total: int) -> None:
+            if stop.is_set():
+                raise _Stopped
+            news.put((done, total))
+
+        def work() -> None:
+            try:
+                news.put(probe.rank_heads(model, text, _how(how), progress=progress))
+            except Exception as error:
+                news.put(error)
+
+        threading.Thread(target=work, daemon=True).start()
+        try:
+            while True:
+                said = news.get()
+                while isinstance(said, tuple) and not news.empty():
+                    said = news.get()
+                if isinstance(said, Exception):
+                    yield [_line(explain(said), "refused"), no_ranking()]
+                    return
+                if isinstance(said, Ranking):
+                    unit = "nats" if said.ablations[0].changes else "relative"
+                    stamp = place.stamp("ranking", how)
+                    on = text if isinstance(text, str) else " / ".join(text)
+                    yield [_line(f"Done, {HOW[_how(how)]}: {on[:120]}", "done"), listing(said, unit, stamp)]
+                    return
+                yield [_line(f"{said[0]} of {said[1]} heads …", f"at {said[0]}"), gr.skip()]
+        finally:
+            stop.set()
+
+
+def _line(text: str, stamp: str) -> dict[str, Any]:
+    return widgets.verdict([("none", text)], stamp)
+
+
+def _stopped() -> dict[str, Any]:
+    """What is said when the ranking was stopped."""
+    return _line("Stopped.", "stopped")

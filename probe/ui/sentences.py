@@ -1,0 +1,187 @@
+"""Two sentences: the same head on both, side by side, and what the words around them change."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any
+
+import gradio as gr
+import torch
+
+import probe
+from attention import causal_mask
+from probe import Comparison, TextComparison
+from probe.texts import compare_texts_of
+from probe.ui import limits, widgets
+from probe.ui.figure import Axis, Panel, figure, figure_component, message, token_figure
+from probe.ui.heads import models
+from probe.ui.state import STORE, Options, Screen, explain
+
+ID, LABEL = "sentences", "Two sentences"
+DEFAULT_PAIR = ("This coffee is great.", "My laptop just died, great.")
+
+_LEAD = """
+<p class="lead">The same head on two sentences, each run by itself. Where tokens agree they are lined up:
+what is different there comes from the words around them.</p>
+"""
+_NOTHING = message("", "", "")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which head is shown, and how, in a few bytes that Gradio can keep for each visitor."""
+
+    name: str
+    layer: int
+    head: int
+    hide_special: bool
+    words: bool
+
+    @property
+    def options(self) -> Options:
+        return Options(hide_special=self.hide_special, words=self.words)
+
+    def stamp(self, *more: object) -> str:
+        what = repr((self, more)).encode("utf-8", "replace")
+        return f"{ID} {self.layer}.{self.head} {hashlib.sha256(what).hexdigest()[:12]}"
+
+
+def describe(place: Place, texts: tuple[str, str]) -> list[dict[str, Any]]:
+    """Three figures: the head on each text, and on the tokens that both have."""
+    stamp = place.stamp(texts)
+    try:
+        first, second = (
+            _comparison(place.name, which, text)
+            for which, text in zip(("first", "second"), texts, strict=True)
+        )
+        result = compare_texts_of(first.recording, second.recording, place.layer, place.head)
+    except Exception as error:
+        return [message(place.name, explain(error), stamp), _NOTHING, _NOTHING]
+    most = result.pairs[int(result.moved.argmax())] if result.pairs else (0, 0)
+    sides = [
+        _side(place, result, comparison, side, most[side], stamp)
+        for side, comparison in enumerate((first, second))
+    ]
+    return [*sides, _aligned(place, result, stamp)]
+
+
+def _comparison(name: str, which: str, text: str) -> Comparison:
+    """The kept comparison of one of the texts; an error says which."""
+    name = limits.check_model(name)
+    if not STORE.at_hand(name):
+        raise STORE.refusal(name)
+    try:
+        return STORE.comparison(name, limits.check_text(text))
+    except probe.ProbeError as error:
+        raise probe.ProbeError(f"The {which} sentence: {error}") from None
+
+
+def _side(
+    place: Place, result: TextComparison, comparison: Comparison, side: int, query: int, stamp: str
+) -> dict[str, Any]:
+    shown = (result.first, result.second)[side]
+    shared = {pair[side] for pair in result.pairs}
+    masked = ~causal_mask(len(shown.tokens)) if comparison.model.causal else None
+    alone = [token for i, token in enumerate(shown.tokens) if i not in shared]
+    return token_figure(
+        ("First sentence", "Second sentence")[side],
+        comparison.encoding,
+        [Panel("The model's own weights", "weight", shown.weights, masked=masked)],
+        options=place.options,
+        query=query,
+        subtitle=f"{result.model_name}, layer {place.layer}, head {place.head} · {len(shown.tokens)} tokens",
+        notice=shown.truncated or "",
+        remarks=[f"Only in this sentence: {' '.join(alone)}"] if alone else ["All its tokens are in both."],
+        stamp=stamp,
+        label=f"Layer {place.layer}, head {place.head} of {result.model_name} on the "
+        f"{('first', 'second')[side]} sentence. Rows are queries, columns are keys.",
+    )
+
+
+def _aligned(place: Place, result: TextComparison, stamp: str) -> dict[str, Any]:
+    title = "The tokens in both"
+    if not result.pairs:
+        return message(title, result.summary, stamp)
+    rows, columns = (torch.tensor([pair[side] for pair in result.pairs]) for side in (0, 1))
+    labels = [result.first.tokens[position] for position in rows.tolist()]
+    first, second = result.first.weights[rows][:, rows], result.second.weights[columns][:, columns]
+    return figure(
+        title,
+        Axis("query in both", labels, rows.tolist()),
+        Axis("key in both", labels, rows.tolist()),
+        [
+            Panel("In the first sentence", "first", first),
+            Panel("In the second sentence", "second", second),
+            Panel("Change", "change", result.difference, "change", note="second minus first"),
+            Panel(
+                "Weight that goes elsewhere",
+                "elsewhere",
+                result.moved,
+                "bars",
+                note="of each query's weight; a key that only one sentence has counts in full",
+            ),
+        ],
+        subtitle=result.summary,
+        stamp=stamp,
+        label=f"Layer {place.layer}, head {place.head} of {result.model_name} on the tokens that both "
+        "sentences have: weights in each, their change, and the weight that goes elsewhere.",
+    )
+
+
+class Sentences:
+    """The view's components, and what fills them."""
+
+    id = ID
+
+    def __init__(self) -> None:
+        with gr.Tab(LABEL, id=ID, elem_id=f"tab-{ID}") as self.tab:
+            gr.HTML(_LEAD, apply_default_css=False)
+            self.models = widgets.widget(f"{ID}-models")
+            with gr.Row(elem_classes="hd-form", elem_id="pair"):
+                self.texts = [
+                    gr.Textbox(
+                        text,
+                        label=label,
+                        lines=1,
+                        max_lines=4,
+                        min_width=260,
+                        elem_id=f"pair-{letter}",
+                    )
+                    for text, label, letter in zip(
+                        DEFAULT_PAIR, ("First sentence", "Second sentence"), "ab", strict=True
+                    )
+                ]
+                self.start = gr.Button("Compare", size="sm", scale=0, min_width=100, elem_id="pair-run")
+            with gr.Row():
+                with gr.Column(min_width=320):
+                    first = figure_component(f"{ID}-a")
+                with gr.Column(min_width=320):
+                    second = figure_component(f"{ID}-b")
+            self.figures = [first, second, figure_component(f"{ID}-both")]
+            self.place: gr.State = gr.State(None)
+        gr.on(
+            [self.place.change, self.start.click, *(text.submit for text in self.texts)],
+            self.draw,
+            [self.place, *self.texts],
+            self.figures,
+            api_visibility="private",
+            concurrency_id="run",
+            concurrency_limit=1,
+            show_progress="hidden",
+            trigger_mode="always_last",
+        )
+
+    @property
+    def outputs(self) -> list[Any]:
+        return [self.models, self.place]
+
+    def render(self, screen: Screen) -> list[Any]:
+        half, options = screen.halves[screen.focus.slot], screen.options
+        return [
+            models(screen),
+            Place(half.name, half.layer, half.head, options.hide_special, options.words),
+        ]
+
+    def draw(self, place: Place | None, first: str, second: str) -> list[Any]:
+        return [gr.skip()] * 3 if place is None else describe(place, (first or "", second or ""))
