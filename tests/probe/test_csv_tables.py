@@ -11,7 +11,7 @@ import torch
 
 import probe
 from probe.capture import encode_for
-from probe.export import map_csv, save_csv, table_csv
+from probe.csv_tables import map_csv, save_csv, table_csv
 from probe.words import group_words, single_tokens
 
 FORMULA_STARTS = tuple("=+-@\t\r\n＝＋－＠")
