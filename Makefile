@@ -1,6 +1,8 @@
 # Needs Python 3.10 or later and make. Another Python: make PYTHON=python3.12 run
 PYTHON ?= python3
 VENV := .venv
+# Test files are shared out among two processes; a file stays in one, with the models it has loaded.
+PYTEST := $(VENV)/bin/python -m pytest -n 2 --dist loadfile
 PIP := $(VENV)/bin/python -m pip install --disable-pip-version-check -c constraints.txt
 
 .PHONY: run test test-quick test-hub lint clean help
@@ -12,10 +14,10 @@ run: $(VENV)/.run  ## start the app and print its address
 	$(VENV)/bin/python app.py
 
 test: $(VENV)/.test  ## the whole suite
-	$(VENV)/bin/python -m pytest $(ARGS)
+	$(PYTEST) $(ARGS)
 
 test-quick: $(VENV)/.test  ## the suite without browser and slow tests
-	$(VENV)/bin/python -m pytest -m "not browser and not slow" $(ARGS)
+	$(PYTEST) -m "not browser and not slow" $(ARGS)
 
 test-hub: $(VENV)/.test  ## the real bert-base-uncased and gpt2, fetched from the Hub
 	$(VENV)/bin/python -m pytest -m hub $(ARGS)
