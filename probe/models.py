@@ -117,6 +117,11 @@ class Model:
     def known_family(self) -> Family:
         """The family, or a ProbeError that says what can be done with this model without one."""
         if self.family is None:
+            if self.hf.config.model_type in supported_types():
+                raise ProbeError(
+                    f"{self.name} can be run with attend, but not taken apart: its configuration makes it a "
+                    f'kind of "{self.hf.config.model_type}" not described here (by its rope_type, say).'
+                )
             raise ProbeError(
                 f'Where the attention weights of a "{self.hf.config.model_type}" lie is not known here, so '
                 f"{self.name} can be run with attend, but not taken apart; that works for "

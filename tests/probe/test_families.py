@@ -1,0 +1,257 @@
+"""Deep checks of every family on tiny random models, held against transformers' own maps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from texts import STORY, eager_maps
+
+import probe
+import tiny
+from attention import rotary_frequencies
+from probe import Model, ProbeError
+from probe.capture import encode_for, record
+from probe.families import FAMILIES
+
+TEXTS = [STORY[:150], "The cat sat on the mat.", "Lily and Tom went to the park, and it was warm."]
+FLOAT32, FLOAT64 = 2e-6, 1e-12
+# Of two runs of a network, padded or not, on one backend or another: rounding adds up from layer to layer.
+TWO_RUNS = 1e-5
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 100.0,
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A configuration of a family, and what must be found of it."""
+
+    family: str
+    config: dict[str, Any] = field(default_factory=dict)
+    layers: int = 3
+    heads: int = 3
+    head_dim: int = 8
+    group: int = 1
+    windows: tuple[int | None, ...] = (None, None, None)
+    # Whether transformers keeps float64 all the way; some code takes its softmax in float32.
+    keeps_float64: bool = True
+
+
+def decoder(family: str, config: dict[str, Any] | None = None, **found: Any) -> Case:
+    return Case(family, config or {}, **{"heads": 6, "keeps_float64": False, **found})
+
+
+CASES = {
+    "bert": Case("bert"),
+    "roberta": Case("roberta"),
+    "electra": Case("electra"),
+    "distilbert": Case("distilbert"),
+    "albert": Case("albert"),
+    "albert, one group": Case("albert", {"num_hidden_groups": 1}),
+    # Three times two layers: the first four of the first group, in turn.
+    "albert, inner layers": Case("albert", {"inner_group_num": 2}, layers=6, windows=(None,) * 6),
+    "gpt2": Case("gpt2"),
+    "opt": decoder("opt", head_dim=4),
+    "opt, norm afterwards, no biases": decoder(
+        "opt", {"do_layer_norm_before": False, "enable_bias": False}, head_dim=4
+    ),
+    "llama": decoder("llama", group=3),
+    "llama, no sharing": decoder("llama", {"num_key_value_heads": 6}),
+    "llama, one key head": decoder("llama", {"num_key_value_heads": 1}, group=6),
+    "llama, head_dim not given, no biases": decoder(
+        "llama", {"head_dim": None, "attention_bias": False}, head_dim=4, group=3
+    ),
+    "llama, linear": decoder(
+        "llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 100.0, "factor": 2.0}}, group=3
+    ),
+    "llama, llama3": decoder("llama", {"rope_parameters": LLAMA3}, group=3),
+    "mistral": decoder("mistral", group=3, windows=(7, 7, 7)),
+    "mistral, no window": decoder("mistral", {"sliding_window": None}, group=3),
+    "qwen2": decoder("qwen2", head_dim=4, group=2, windows=(None, 7, 7)),
+    "qwen2, no window": decoder("qwen2", {"use_sliding_window": False}, head_dim=4, group=2),
+}
+ROTARY = [name for name, case in CASES.items() if case.family in ("llama", "mistral", "qwen2")]
+
+
+@pytest.fixture(scope="session")
+def folders(
+    tmp_path_factory: pytest.TempPathFactory,
+    tiny_bert: Callable[..., Path],
+    tiny_gpt2: Callable[..., Path],
+) -> dict[str, Path]:
+    """Each case's model, saved."""
+
+    def saved(case: Case) -> Path:
+        if case.family == "bert":
+            return tiny_bert(num_hidden_layers=3)
+        if case.family == "gpt2":
+            return tiny_gpt2(n_layer=3)
+        return tiny.family_saver(case.family, lambda: tmp_path_factory.mktemp(case.family))(**case.config)
+
+    return {name: saved(case) for name, case in CASES.items()}
+
+
+@pytest.fixture(scope="session")
+def models(folders: dict[str, Path]) -> dict[str, Model]:
+    return {name: probe.load(str(folder)) for name, folder in folders.items()}
+
+
+def entropy(maps: torch.Tensor) -> torch.Tensor:
+    """Of each row: (..., T, T) -> (..., T)."""
+    return -(maps * maps.clamp_min(1e-30).log()).sum(-1)
+
+
+def test_every_model_type_that_is_listed_is_one_that_transformers_knows() -> None:
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+    listed = [model_type for family in FAMILIES for model_type in family.model_types]
+    assert len(listed) == len(set(listed)) and set(listed) <= set(CONFIG_MAPPING_NAMES)
+    assert {case.family for case in CASES.values()} <= set(listed)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_layers_and_heads(models: dict[str, Model], name: str) -> None:
+    model, case = models[name], CASES[name]
+    assert (model.num_layers, model.num_heads, model.head_dim) == (case.layers, case.heads, case.head_dim)
+    assert tuple(site.window for site in model.sites) == case.windows
+    assert {site.group for site in model.sites} == {case.group}
+    assert all((site.rotary_frequencies is not None) == (name in ROTARY) for site in model.sites)
+
+
+def test_frequencies_by_the_papers_formula(models: dict[str, Model]) -> None:
+    plain, halved = models["llama"], models["llama, linear"]
+    assert plain.sites[2].rotary_frequencies.tolist() == pytest.approx(  # type: ignore[union-attr]
+        [10_000.0 ** (-i / 4) for i in range(4)]
+    )
+    # Linear: as if positions were closer together by the factor.
+    expected = rotary_frequencies(8, base=100.0) / 2
+    assert torch.allclose(halved.sites[0].rotary_frequencies, expected)  # type: ignore[arg-type]
+    bent = models["llama, llama3"].sites[0].rotary_frequencies
+    ratio = bent / rotary_frequencies(8, base=100.0)  # type: ignore[operator]
+    assert ratio.min() == pytest.approx(0.25, abs=1e-6) and ratio.max() == pytest.approx(1.0, abs=1e-6)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_texts_of_different_lengths_together(
+    models: dict[str, Model], folders: dict[str, Path], name: str
+) -> None:
+    model = models[name]
+    report = probe.verify(model, TEXTS)
+    assert report.passed, report
+    assert len(set(report.num_tokens)) == 3
+    assert len(report.heads) == model.num_layers * model.num_heads
+    assert report.max_abs_error <= FLOAT32 and report.tolerance < 1e-5
+    maps = [eager_maps(folders[name], text) for text in TEXTS]
+    # Maps that are nearly uniform, or nearly one-hot, would hide a mistake.
+    long = entropy(maps[0])[..., 16:]
+    assert 0.3 < long.mean() < 0.8 * torch.tensor(report.num_tokens[0]).log()
+    for head in report.heads:
+        worst = head.worst
+        theirs = maps[worst.text][head.layer, head.head]
+        assert worst.model == pytest.approx(float(theirs[worst.query, worst.key]), abs=TWO_RUNS)
+        assert abs(worst.from_scratch - worst.model) == pytest.approx(head.max_abs_error, abs=1e-9)
+        assert head.forbidden_weight == 0.0
+    # Rows and columns of what is compared are the text's, in each layer, whatever the padding.
+    comparison = probe.compare(model, TEXTS[1])
+    for layer, head in (
+        (layer, head) for layer in range(model.num_layers) for head in range(model.num_heads)
+    ):
+        theirs = maps[1][layer, head]
+        assert (comparison.from_model(layer, head) - theirs).abs().max() < TWO_RUNS
+        assert (comparison.from_scratch(layer, head) - theirs).abs().max() < TWO_RUNS
+        assert all((theirs - maps[1][other, head]).abs().max() > 0.02 for other in range(layer))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_in_float64(folders: dict[str, Path], name: str) -> None:
+    model = probe.load(str(folders[name]), dtype=torch.float64)
+    report = probe.verify(model, TEXTS)
+    assert report.passed, report
+    exact = CASES[name].keeps_float64
+    bound = FLOAT64 if exact else FLOAT32
+    assert report.max_abs_error <= bound
+    assert report.tolerance < (FLOAT64 if exact else 1e-5)
+    assert all(max(head.query_error, head.value_error) <= FLOAT64 for head in report.heads)
+    maps = eager_maps(folders[name], TEXTS[0], torch.float64)
+    comparison = probe.compare(model, TEXTS[0])
+    for layer in range(model.num_layers):
+        ours = torch.stack([comparison.from_scratch(layer, head) for head in range(model.num_heads)])
+        assert (ours - maps[layer]).abs().max() <= bound
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_attend_agrees_with_record(models: dict[str, Model], name: str) -> None:
+    """Two ways to the same maps: from queries and keys on the model's own backend, and eager's own."""
+    model = models[name]
+    runs = probe.attend(model, TEXTS)
+    recording = record(model, [encode_for(model, text) for text in TEXTS])
+    for row, run in enumerate(runs):
+        length = len(run.tokens)
+        for layer in range(model.num_layers):
+            seen = recording.layers[layer].weights[row, :, :length, :length]
+            for head in range(model.num_heads):
+                assert (run.weights(layer, head) - seen[head]).abs().max() < TWO_RUNS
+
+
+# --- what rotary models can't do yet ------------------------------------------------------------------------
+
+
+def one_sentence(error: pytest.ExceptionInfo[ProbeError], *parts: str) -> None:
+    said = str(error.value)
+    assert all(part in said for part in parts), said
+    assert said.endswith(".") and "\n" not in said and len(said) < 400
+
+
+@pytest.mark.parametrize("name", ROTARY)
+def test_refusals_of_rotary_models(models: dict[str, Model], name: str, tmp_path: Path) -> None:
+    model = models[name]
+    with pytest.raises(ProbeError) as error:
+        probe.trace(model, TEXTS[1], layer=1, head=2, query=3)
+    one_sentence(error, model.name, "trace")
+    with pytest.raises(ProbeError) as error:
+        probe.ablate(model, TEXTS[1], [(1, 2)], how="other mask")
+    one_sentence(error, model.name, "other mask", '"zero" and "mean"')
+
+
+@pytest.mark.parametrize("name", ["mistral", "qwen2"])
+def test_the_window_stays_under_the_causal_mask(models: dict[str, Model], name: str) -> None:
+    model = models[name]
+    maps = probe.attend(model, TEXTS[0])
+    for layer, window in enumerate(CASES[name].windows):
+        comparison = probe.compare_masks(model, TEXTS[0], layer, head=4)
+        assert comparison.trained_with == "causal"
+        assert (comparison.causal - maps.weights(layer, 4)).abs().max() < TWO_RUNS
+        beyond = comparison.causal.tril(-(window or 7))
+        assert bool(beyond.any()) == (window is None)
+        assert comparison.bidirectional.triu(1).any()
+
+
+@pytest.mark.parametrize("rope_type", ["dynamic", "yarn"])
+def test_a_kind_of_rotation_that_is_not_described(rope_type: str, tmp_path: Path) -> None:
+    """Its maps are captured, and right; what needs the weights is refused, by name."""
+    parameters: dict[str, Any] = {"rope_type": rope_type, "rope_theta": 100.0, "factor": 4.0}
+    if rope_type == "yarn":
+        parameters["original_max_position_embeddings"] = 24
+    folder = tiny.family_saver("llama", lambda: tmp_path)(rope_parameters=parameters)
+    model = probe.load(str(folder))
+    assert model.family is None and model.num_layers == 3 and model.num_heads == 6
+    with pytest.raises(ProbeError) as error:
+        probe.verify(model, TEXTS[0])
+    one_sentence(error, model.name, 'kind of "llama"', "not described", "rope_type", "attend")
+    run = probe.attend(model, TEXTS[0])
+    theirs = eager_maps(folder, TEXTS[0])
+    for layer in range(3):
+        for head in range(6):
+            assert (run.weights(layer, head) - theirs[layer, head]).abs().max() < TWO_RUNS
+    assert probe.run_from_scratch(model, TEXTS[0]).max_abs_error < 1e-4
