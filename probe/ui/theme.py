@@ -154,8 +154,8 @@ def launch_options() -> dict[str, Any]:
     """What ``Blocks.launch`` must be given for the page to look and work as meant.
 
     Gradio keeps 0.6 MB for each visitor until it forgets the one who has been away longest; with the results
-    that are kept (``state.KEPT_BYTES``, and a few runs under the other mask) memory stays below 1.5 GB, models
-    aside.
+    that are kept (``state.KEPT_BYTES``, and a few runs under the other mask) memory stays below 1.5 GB, not
+    counting the models.
     """
     return {
         "theme": theme(),
