@@ -6,6 +6,8 @@ import dataclasses
 
 import pytest
 
+from probe import Model, verify
+from probe.families import FAMILIES as DESCRIBED
 from scripts import families
 from scripts.families import FAMILIES, HEADINGS, README, Family, Row
 
@@ -41,7 +43,7 @@ def test_the_row_still_holds(family: Family) -> None:
 
 
 def row(**more: object) -> Row:
-    return dataclasses.replace(Row(FAMILIES[0], True, 2e-6, 3e-2, 0.3, 1e-6, None), **more)  # type: ignore[arg-type]
+    return dataclasses.replace(Row(FAMILIES[0], True, 2e-6, 3e-2, 0.3, 1e-6, None, None), **more)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -58,6 +60,22 @@ def test_a_row_that_proves_nothing_is_refused(wrong: dict[str, object], message:
     families.check(row())
     with pytest.raises(AssertionError, match=message):
         families.check(row(**wrong))
+
+
+def test_a_deep_check_that_fails_is_refused(gpt2: Model) -> None:
+    report = verify(gpt2, "The cat sat on the mat.")
+    families.check(row(deep=report))
+    head = dataclasses.replace(report.heads[3], passed=False)
+    failed = dataclasses.replace(report, passed=False, heads=(*report.heads[:3], head, *report.heads[4:]))
+    with pytest.raises(AssertionError, match="bert: 1 of 36 heads of gpt2-stories do NOT agree"):
+        families.check(row(deep=failed))
+
+
+def test_deep_checks_are_of_the_families_that_are_described() -> None:
+    deep = {name for name, cells in stated().items() if cells[HEADINGS.index("Deep check")] == "yes"}
+    types = {model_type for family in DESCRIBED for model_type in family.model_types}
+    # CamemBERT is RoBERTa under another name, and has no row.
+    assert deep == types - {"camembert"}
 
 
 def test_bounds_leave_room() -> None:

@@ -203,12 +203,14 @@ def decoder(config: type, network: type, **sizes: Any) -> Callable[..., PreTrain
 
 
 GROUPED = {"num_key_value_heads": 2, "head_dim": 8}
-BUILDERS: dict[str, Callable[..., PreTrainedModel]] = {
+ENCODERS = {
     "roberta": encoder(RobertaConfig, RobertaModel, pad_token_id=0, max_position_embeddings=97),
     "electra": encoder(ElectraConfig, ElectraModel, embedding_size=16),
     "distilbert": encoder(DistilBertConfig, DistilBertModel, dim=24, n_layers=3, n_heads=3, hidden_dim=32),
     # Layers 0 and 1 are the same modules, called twice.
     "albert": encoder(AlbertConfig, AlbertModel, embedding_size=16, num_hidden_groups=2),
+}
+DECODERS = {
     "opt": decoder(OPTConfig, OPTForCausalLM, ffn_dim=32, word_embed_proj_dim=16),
     "llama": decoder(LlamaConfig, LlamaForCausalLM, attention_bias=True, **GROUPED),
     "mistral": decoder(MistralConfig, MistralForCausalLM, sliding_window=7, **GROUPED),
@@ -224,7 +226,9 @@ BUILDERS: dict[str, Callable[..., PreTrainedModel]] = {
 }
 
 
+BUILDERS = ENCODERS | DECODERS
+
+
 def family_saver(name: str, new_folder: Callable[[], Path]) -> Callable[..., Path]:
     """`saver` for one of `BUILDERS`."""
-    encoders = ("roberta", "electra", "distilbert", "albert")
-    return saver(BUILDERS[name], minilm_folder() if name in encoders else GPT2_STORIES, new_folder)
+    return saver(BUILDERS[name], minilm_folder() if name in ENCODERS else GPT2_STORIES, new_folder)
