@@ -254,7 +254,11 @@ def _outcome(model: Model, encoding: Encoding, chosen: dict[int, list[int]], how
         )
         stack.callback(listener.remove)
         for layer, heads in chosen.items():
-            for handle in _Switch(model.sites[layer], heads, how, mask).attach():
+            site = model.sites[layer]
+            # Layers may share their modules (ALBERT's): which one it is, the order of calls tells.
+            sharing = [other.output.module is site.output.module for other in model.sites]
+            turn = sum(sharing[:layer]), sum(sharing)
+            for handle in _Switch(site, heads, how, mask, turn).attach():
                 stack.callback(handle.remove)
         result = (model.hf if rows else model.hf.base_model)(**inputs)
         if not hidden:  # a head for words that calls parts of the network past its front (OPT)
@@ -307,10 +311,17 @@ def _change(model: Model, position: int, old: Tensor, new: Tensor) -> Change:
 
 
 class _Switch:
-    """Hooks that change some heads of one layer, where their contexts go into the output projection."""
+    """Hooks that change some heads of one layer, where their contexts go into the output projection.
 
-    def __init__(self, site: Site, heads: list[int], how: How, mask: Tensor | None) -> None:
+    ``turn`` is which of the layers that share these modules it is, and how many there are.
+    """
+
+    def __init__(
+        self, site: Site, heads: list[int], how: How, mask: Tensor | None, turn: tuple[int, int]
+    ) -> None:
         self.site, self.heads, self.how, self.mask = site, heads, how, mask
+        self.turn, self.sharing = turn
+        self.calls = 0
         self.projected: dict[nn.Module, Tensor] = {}
 
     def attach(self) -> Iterator[torch.utils.hooks.RemovableHandle]:
@@ -323,6 +334,9 @@ class _Switch:
         self.projected[module] = output
 
     def _change(self, module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        self.calls += 1
+        if (self.calls - 1) % self.sharing != self.turn:
+            return args
         # (B, T, H * head_dim) -> (B, T, H, head_dim), a copy: what the model computed stays as it is
         contexts = args[0].unflatten(-1, (self.site.num_heads, -1)).clone()
         if self.how == "zero":

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
 import probe
+import tiny
 from probe import Model, ProbeError
 from probe.capture import batch_inputs, encode_for
 
@@ -60,6 +63,28 @@ def test_switched_off_equals_output_columns_of_zeros(model: Model, heads: list[t
         assert change.divergence == pytest.approx(float(expected), rel=1e-3)
     else:
         assert ablation.changes == () and ablation.logit_change is None
+
+
+@pytest.mark.parametrize("layer", [0, 1, 2])
+def test_one_of_the_layers_that_share_their_weights(layer: int, tmp_path: Path) -> None:
+    model = probe.load(str(tiny.family_saver("albert", lambda: tmp_path)(num_hidden_groups=1)))
+    # The same network with a copy of the weights for each layer, so that one of them can be changed by hand.
+    network = tiny.BUILDERS["albert"](num_hidden_groups=3).eval()
+    groups = "encoder.albert_layer_groups"
+    shared = model.hf.state_dict()
+    network.load_state_dict(
+        {name: shared[re.sub(rf"{groups}.\d", f"{groups}.0", name)] for name in network.state_dict()}
+    )
+    before = outputs(model, TEXT, network)[0]
+    with torch.no_grad():
+        network.encoder.albert_layer_groups[layer].albert_layers[0].attention.dense.weight[:, 8:16] = 0.0
+    after = outputs(model, TEXT, network)[0]
+
+    moved = probe.ablate(model, TEXT, [(layer, 1)]).hidden_change
+
+    expected = (after - before).norm(dim=-1) / before.norm(dim=-1)
+    assert torch.allclose(moved, expected.double(), rtol=1e-3, atol=1e-5)
+    assert moved.max() > 1e-3
 
 
 def test_mean_is_the_mean_over_the_tokens(model: Model) -> None:
@@ -124,8 +149,6 @@ def test_a_mask_token_is_what_changes_in_a_masked_language_model(tiny_bert_with_
 @pytest.fixture(scope="module")
 def tiny_bert_with_words() -> Model:
     from transformers import AutoTokenizer, BertConfig, BertForMaskedLM
-
-    import tiny
 
     torch.manual_seed(0)
     config = BertConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48)
