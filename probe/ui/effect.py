@@ -293,7 +293,7 @@ class Effect:
             except Exception as error:
                 news.put(error)
 
-        threading.Thread(target=work, daemon=True).start()
+        threading.Thread(target=work, name="ranking", daemon=True).start()
         try:
             while True:
                 said = news.get()

@@ -57,14 +57,10 @@ class Place:
 
 
 def models(screen: Screen) -> dict[str, Any]:
-    """The choice of one of the two models."""
+    """The choice of one of the two models, and the head of it that is marked."""
     names = [half.name if half.comparison is None else half.comparison.model.name for half in screen.halves]
-    return {"widget": "models", "names": names, "slot": screen.focus.slot}
-
-
-def marked(half: Half) -> dict[str, Any]:
-    """The head that is marked."""
-    return {"widget": "mark", "layer": half.layer, "head": half.head}
+    half = screen.halves[screen.focus.slot]
+    return {"widget": "models", "names": names, "slot": half.slot, "layer": half.layer, "head": half.head}
 
 
 def picture(place: Place) -> dict[str, Any]:
@@ -235,7 +231,6 @@ class Heads:
             gr.HTML(_LEAD, apply_default_css=False)
             self.models = widgets.widget(f"{ID}-models")
             self.maps = widgets.widget(f"{ID}-maps")
-            self.marked = widgets.widget(f"{ID}-marked")
             gr.HTML('<h2 class="hd-heading">Which heads link two words?</h2>', apply_default_css=False)
             with gr.Row(elem_classes="hd-form", elem_id="finder"):
                 self.from_word = self._word("From", _EXAMPLE[0], "from-word")
@@ -278,13 +273,12 @@ class Heads:
 
     @property
     def outputs(self) -> list[Any]:
-        return [self.models, self.marked, self.place]
+        return [self.models, self.place]
 
     def render(self, screen: Screen) -> list[Any]:
         options, slot = screen.options, screen.focus.slot
         return [
             models(screen),
-            marked(screen.halves[slot]),
             Place(screen.session, slot, options.hide_special, options.words),
         ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Callable
 
 import pytest
@@ -106,9 +107,13 @@ def test_a_ranking_can_be_stopped(visitor: Visitor) -> None:
     page.get_by_text(re.compile(r"\d+ of 72 heads …")).wait_for()
     page.locator("#rank-stop").click()
     page.locator("#effect-progress [data-painted=stopped]").wait_for()
-    assert page.locator("#effect-ranking table").count() == 0
-    page.wait_for_timeout(1500)
+    # the server, which runs in this process, does not go on for nobody
+    for thread in threading.enumerate():
+        if thread.name == "ranking":
+            thread.join(timeout=10)
+            assert not thread.is_alive()
     assert page.locator("#effect-progress [data-painted=stopped]").count() == 1
+    assert page.locator("#effect-ranking table").count() == 0
     visitor.run("draw a map", "effect-figure")
 
 

@@ -13,6 +13,7 @@ from playwright.sync_api import Locator
 import probe
 from probe.measures import MEASURES
 from probe.page import compact
+from probe.ui.sentences import DEFAULT_PAIR
 from probe.ui.state import DEFAULT_TEXT
 
 
@@ -142,6 +143,33 @@ def test_the_other_model(visitor: Visitor) -> None:
     click_head(visitor, 1, 3)
     visitor.page.wait_for_function("document.querySelector('#layer-b input[type=number]').value === '1'")
     assert visitor.page.locator("#head-b input[type=number]").input_value() == "3"
+
+
+@pytest.mark.parametrize("view", ["heads", "sentences", "effect"])
+def test_the_choice_of_the_model_keeps_the_keyboard(visitor: Visitor, view: str) -> None:
+    visitor.open(view)
+    button = visitor.page.locator(f"#{view}-models").get_by_role("button", name="gpt2-stories")
+    button.press("Enter")
+    visitor.page.wait_for_url("**on=b**")
+    visitor.page.locator(f"#{view}-models button:focus[aria-pressed=true]", has_text="gpt2").wait_for()
+
+
+@pytest.mark.parametrize(
+    ("view", "result"),
+    [
+        ("heads", lambda: probe.measure_heads("bert", DEFAULT_TEXT)),
+        ("sentences", lambda: probe.compare_texts("bert", *DEFAULT_PAIR, 3, 1)),
+        ("effect", lambda: probe.ablate("bert", DEFAULT_TEXT, [(3, 1)])),
+    ],
+)
+def test_python_lines_run_and_say_the_same(
+    visitor: Visitor, capsys: pytest.CaptureFixture[str], view: str, result: Callable[[], object]
+) -> None:
+    visitor.open(view)
+    visitor.page.wait_for_url(f"**view={view}**")
+    visitor.page.locator("#share pre", has_text="probe.load").wait_for(state="attached")
+    exec(visitor.page.locator("#share pre").text_content() or "", {})
+    assert str(result()) in capsys.readouterr().out
 
 
 def test_measures_can_be_sorted(visitor: Visitor) -> None:

@@ -55,8 +55,6 @@
     constructor(element, trigger) {
       this.element = element;
       this.trigger = trigger;
-      this.marked = { layer: 0, head: 0 };
-      this.cell = { row: 0, col: 0 };
       new ResizeObserver(() => this.schedule()).observe(element);
       new MutationObserver(() => { if (this.painted !== theme()) { this.paint(); this.draw(); } })
         .observe(document.body, { attributes: true, attributeFilter: ["class"] });
@@ -115,9 +113,9 @@
       this.one.addEventListener("pointermove", (event) => this.pointOne(event));
       this.one.addEventListener("click", (event) => this.pointOne(event));
       this.one.addEventListener("keydown", (event) => this.step(event));
-      if (marked) this.marked = marked;
+      this.marked = { layer: 0, head: 0 };
       this.paint();
-      this.draw();
+      this.mark(marked || this.marked);
     }
 
     canvas(label) {
@@ -308,9 +306,11 @@
       this.trigger("select", { row: place.layer, col: place.head, open });
     }
 
+    /* Marks a head, if these maps have it: those of another model may be on their way. */
     mark(place) {
+      if (!this.maps || place.layer >= this.value.layers || place.head >= this.value.heads) return;
       this.marked = { layer: place.layer, head: place.head };
-      if (this.maps && this.marked.layer < this.value.layers && this.marked.head < this.value.heads) this.draw();
+      this.draw();
     }
   }
 
@@ -319,16 +319,15 @@
     allHeads.show(value);
   };
 
-  /* The head that is chosen above: marked in the picture and in the tables. */
-  window.attentionKinds.mark = (element, value) => {
-    marked = { layer: value.layer, head: value.head };
+  /* ------------------------------------------------------------- one of the two models, and its chosen head */
+
+  const markHead = (layer, head) => {
+    marked = { layer, head };
     if (allHeads) allHeads.mark(marked);
     for (const row of document.querySelectorAll(".hd-table tbody tr")) {
-      row.classList.toggle("hd-marked", row.dataset.place === `${value.layer}.${value.head}`);
+      row.classList.toggle("hd-marked", row.dataset.place === `${layer}.${head}`);
     }
   };
-
-  /* ------------------------------------------------------------- one of the two models */
 
   window.attentionKinds.models = (element, value, trigger) => {
     const group = make("div", "hd-models");
@@ -341,7 +340,10 @@
       button.addEventListener("click", () => trigger("select", { slot }));
       group.append(button);
     });
+    const focused = element.contains(document.activeElement);
     element.replaceChildren(group);
+    if (focused) group.children[value.slot].focus();
+    markHead(value.layer, value.head);
   };
 
   /* ------------------------------------------------------------- tables of heads */
