@@ -61,6 +61,7 @@ def minilm_folder() -> Path:
 
 
 EMBEDDINGS = ("embeddings", "embed_tokens", "embed_positions", "wte", "wpe")
+QUERY_OR_KEY = ("query", "key", "qkv", "c_attn", "q_lin", "k_lin", "q_proj", "k_proj")
 
 
 def draw_weights(model: PreTrainedModel, seed: int) -> None:
@@ -78,9 +79,7 @@ def draw_weights(model: PreTrainedModel, seed: int) -> None:
                 normal(parameter, 0.3, mean=1.0 if is_norm else 0.0)
             elif any(part in name for part in EMBEDDINGS) and "project" not in name:
                 normal(parameter, 1.0)
-            elif any(
-                part in name for part in ("query", "key", "c_attn", "q_lin", "k_lin", "q_proj", "k_proj")
-            ):
+            elif any(part in name for part in QUERY_OR_KEY):
                 normal(parameter, math.sqrt(3.0 / model.config.hidden_size))
             else:
                 normal(parameter, 1.0 / math.sqrt(parameter.shape[-1]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +15,7 @@ from texts import STORY, eager_maps
 import probe
 import tiny
 from attention import rotary_frequencies
-from probe import Model, ProbeError
+from probe import Model, ProbeError, cli
 from probe.capture import encode_for, record
 from probe.families import FAMILIES
 
@@ -204,6 +205,17 @@ def test_attend_agrees_with_record(models: dict[str, Model], name: str) -> None:
                 assert (run.weights(layer, head) - seen[head]).abs().max() < TWO_RUNS
 
 
+@pytest.mark.parametrize("name", [name for name in CASES if name not in ROTARY])
+def test_a_row_number_by_number(models: dict[str, Model], folders: dict[str, Path], name: str) -> None:
+    """A trace is computed from the weights too, by another way through the code."""
+    model = models[name]
+    theirs = eager_maps(folders[name], TEXTS[1])
+    for layer in range(model.num_layers):
+        trace = probe.trace(model, TEXTS[1], layer, head=1, query=4)
+        assert (trace.weights - theirs[layer, 1, 4]).abs().max() < TWO_RUNS
+        assert trace.max_abs_error < FLOAT32
+
+
 # --- what rotary models can't do yet ------------------------------------------------------------------------
 
 
@@ -214,7 +226,7 @@ def one_sentence(error: pytest.ExceptionInfo[ProbeError], *parts: str) -> None:
 
 
 @pytest.mark.parametrize("name", ROTARY)
-def test_refusals_of_rotary_models(models: dict[str, Model], name: str, tmp_path: Path) -> None:
+def test_refusals_of_rotary_models(models: dict[str, Model], name: str) -> None:
     model = models[name]
     with pytest.raises(ProbeError) as error:
         probe.trace(model, TEXTS[1], layer=1, head=2, query=3)
@@ -222,6 +234,21 @@ def test_refusals_of_rotary_models(models: dict[str, Model], name: str, tmp_path
     with pytest.raises(ProbeError) as error:
         probe.ablate(model, TEXTS[1], [(1, 2)], how="other mask")
     one_sentence(error, model.name, "other mask", '"zero" and "mean"')
+
+
+def test_no_workbook_of_a_rotary_model(
+    folders: dict[str, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    file = tmp_path / "head.xlsx"
+    monkeypatch.setattr(sys, "argv", ["probe", "export", str(folders["llama"]), TEXTS[1], str(file)])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code != 0
+    assert "a trace of that" in " ".join(capsys.readouterr().err.split())
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("name", ["mistral", "qwen2"])
