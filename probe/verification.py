@@ -135,18 +135,27 @@ class Report:
     @property
     def verdict(self) -> str:
         """The result in one line."""
-        worst = max(self.heads, key=lambda head: _nan_is_worst(head.max_abs_error))
+        failed = [head for head in self.heads if not head.passed]
+        worst = max(failed or self.heads, key=lambda head: _nan_is_worst(head.max_abs_error))
         where = f"largest difference {worst.max_abs_error:.1e} (layer {worst.layer}, head {worst.head})"
         if self.passed:
             return (
                 f"All {len(self.heads)} heads of {self.model} agree: {where}, tolerance {self.tolerance:.1e}."
             )
-        heads = sum(not head.passed for head in self.heads)
         layers = sorted({check.layer for check in self.failures})
         named = ", ".join(map(str, layers[:8])) + (", ..." if len(layers) > 8 else "")
+        named = f"in layer{'s' if len(layers) > 1 else ''} {named}"
+        if not failed:
+            output = max((layer for layer in self.layers if not layer.passed), key=_severity)
+            return (
+                f"All {len(self.heads)} heads of {self.model} agree, but the attention's output does "
+                f"NOT, {named}: largest difference {output.output_error:.1e} (layer {output.layer}), "
+                f"tolerance {output.tolerance:.1e}."
+            )
+        what = ", ".join(dict.fromkeys(name for head in failed for name in head.failed))
         return (
-            f"{heads} of {len(self.heads)} heads of {self.model} do NOT agree, in "
-            f"layer{'s' if len(layers) > 1 else ''} {named}: {where}, tolerance {self.tolerance:.1e}."
+            f"{len(failed)} of {len(self.heads)} heads of {self.model} do NOT agree, {named}: {where}, "
+            f"tolerance {worst.tolerance:.1e}. Not within bounds: {what}."
         )
 
     def to_dict(self) -> dict[str, Any]:

@@ -120,6 +120,14 @@ def assert_only(report: Report, layer: int, heads: list[int], *reasons: str) -> 
     assert set(failed_layers(report)) <= {layer}
     assert f"{len(heads)} of {len(report.heads)} heads" in report.verdict
     assert f"do NOT agree, in layer {layer}: " in report.verdict
+    # The difference, and the tolerance it is held against, are of one of the heads that failed.
+    numbers = {
+        f"{one.max_abs_error:.1e} (layer {layer}, head {one.head}), tolerance {one.tolerance:.1e}. "
+        for one in report.heads
+        if not one.passed
+    }
+    assert any(number in report.verdict for number in numbers)
+    assert all(reason in report.verdict.partition("Not within bounds: ")[2] for reason in reasons)
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -333,7 +341,9 @@ def test_one_entry_of_our_projection_off(
     if role == "output":
         assert not report.passed and not failed_heads(report)
         assert failed_layers(report) == [layer]
-        assert "0 of" in report.verdict and f"in layer {layer}: " in report.verdict
+        error, tolerance = report.layers[layer].output_error, report.layers[layer].tolerance
+        assert "heads of" in report.verdict and f"does NOT, in layer {layer}: " in report.verdict
+        assert f"{error:.1e} (layer {layer}), tolerance {tolerance:.1e}." in report.verdict
     else:
         assert_only(report, layer, readers(model, role, which), role)
 
