@@ -263,9 +263,10 @@ def check_probability(p: float) -> None:
 
 
 def _normalise(parts: Tensor, dim: int) -> Tensor:
-    """Divide by the sum along ``dim``; where the parts are all 0 they stay 0."""
+    """Divide by the sum along ``dim``; where all parts are 0 they stay 0. The parts may be overwritten."""
     total = parts.sum(dim, keepdim=True)
-    return parts / total.masked_fill(total == 0.0, 1.0)
+    total = total.masked_fill(total == 0.0, 1.0)
+    return parts / total if parts.requires_grad else parts.div_(total)
 
 
 def _check(
