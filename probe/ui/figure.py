@@ -80,7 +80,8 @@ def _packed(values: Tensor, dtype: str) -> str:
 
 def difference_range(report: Report) -> tuple[float, float]:
     """Ends of the logarithmic scale for a report: five decades, the tolerance in the last but one."""
-    top = math.ceil(math.log10(report.tolerance)) + 1
+    # Of a model whose numbers are NaN no tolerance is known.
+    top = math.ceil(math.log10(report.tolerance)) + 1 if math.isfinite(report.tolerance) else -4
     return 10.0 ** (top - 5), 10.0**top
 
 

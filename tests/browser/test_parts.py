@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
+from pathlib import Path
 from urllib.parse import parse_qsl, quote
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 import probe
-from probe.ui import colors, limits, links, theme
+import tiny
+from probe.ui import colors, compare, limits, links, theme, verify
 from probe.ui.state import Focus, Options, Screen, Session, Store, look
 
 SCALES = [
@@ -106,6 +110,22 @@ def test_the_store_is_bounded_and_computes_again() -> None:
     again = store.comparison("gpt2", texts[0])
     assert again is not kept
     assert torch.equal(again.from_scratch(4, 5), kept.from_scratch(4, 5))
+
+
+def test_a_model_whose_weights_are_no_numbers_is_shown(tmp_path: Path) -> None:
+    folder = tmp_path / "broken"
+    shutil.copytree(tiny.GPT2_STORIES, folder)
+    weights = load_file(folder / "model.safetensors")
+    weights["transformer.h.2.attn.c_attn.weight"][0, 0] = float("nan")
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    session = Session(text="The cat sat.", models=("gpt2", str(folder)))
+    screen = Screen(session, (look(session, 0, 0, 0, None), look(session, 1, 3, 0, None)))
+    first, second = (compare.describe(screen, half)["badge"] for half in screen.halves)
+    assert first["kind"] == "good"
+    assert second == {"text": "differs: at most nan", "kind": "bad"}
+    for half, kind in zip(screen.halves, ("good", "bad"), strict=True):
+        assert half.comparison is not None
+        assert verify.picture([half.comparison.report], "", None, "")["badge"]["kind"] == kind
 
 
 def test_a_model_is_loaded_once_for_all_who_wait(monkeypatch: pytest.MonkeyPatch) -> None:
