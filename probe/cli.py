@@ -318,11 +318,12 @@ def _lines(file: Path) -> list[str]:
 
 def _print(result: Any) -> None:
     """To stdout, as UTF-8 whatever the terminal's locale."""
-    text = (
-        result
-        if isinstance(result, str)
-        else json.dumps(result, ensure_ascii=False, allow_nan=False, indent=2)
-    )
+    if isinstance(result, str):
+        text = result
+    else:
+        from probe.verification import finite
+
+        text = json.dumps(finite(result), ensure_ascii=False, allow_nan=False, indent=2)
     try:
         sys.stdout.buffer.write(text.encode("utf-8", errors="replace") + b"\n")
         sys.stdout.flush()

@@ -15,7 +15,7 @@ from probe.capture import Recording, encode_for, record
 from probe.errors import ProbeError
 from probe.models import Model, resolve
 from probe.tokens import Text, visible
-from probe.verification import from_scratch
+from probe.verification import finite, from_scratch
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,8 +133,8 @@ class Trace:
         return plain
 
     def to_json(self) -> str:
-        """``to_dict`` as strict JSON."""
-        return json.dumps(self.to_dict(), ensure_ascii=False, allow_nan=False, indent=2)
+        """``to_dict`` as strict JSON; a number that isn't finite becomes its name."""
+        return json.dumps(finite(self.to_dict()), ensure_ascii=False, allow_nan=False, indent=2)
 
     def __str__(self) -> str:
         from probe.tables import trace_table

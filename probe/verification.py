@@ -160,7 +160,7 @@ class Report:
 
     def to_dict(self) -> dict[str, Any]:
         """The report as plain numbers, strings and lists; a number that isn't finite becomes its name."""
-        plain: dict[str, Any] = _plain({**asdict(self), "verdict": self.verdict})
+        plain: dict[str, Any] = finite({**asdict(self), "verdict": self.verdict})
         return plain
 
     def to_json(self) -> str:
@@ -682,9 +682,10 @@ def _device_name(device: torch.device) -> str:
     return f"{device} ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else str(device)
 
 
-def _plain(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """Plain numbers, strings and lists for strict JSON: a number that isn't finite becomes its name."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
+        return {key: finite(item) for key, item in value.items()}
+    return [finite(item) for item in value] if isinstance(value, (list, tuple)) else value

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from texts import STORY
 
 import probe
@@ -70,6 +71,21 @@ def test_verify_as_json(run: Run) -> None:
     assert code == 0
     assert report["passed"] is True and report["texts"] == [SENTENCE, "One day"]
     assert len(report["heads"]) == 72 and report["model"] == "all-MiniLM-L6-v2"
+
+
+def test_json_of_weights_that_are_no_numbers(run: Run, tiny_gpt2: Callable[..., Path]) -> None:
+    folder = tiny_gpt2()
+    weights = load_file(folder / "model.safetensors")
+    (name,) = (name for name in weights if name.endswith("h.0.attn.c_attn.weight"))
+    weights[name][:] = float("nan")
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    _, out, _ = run("attend", str(folder), "a b", "--json")
+    assert strict(out)["weights"][0]["weights"][0][0] == "nan"
+    _, out, _ = run("masks", str(folder), "a b", "--json")
+    assert strict(out)["moved"][0] == "nan"
+    _, out, _ = run("trace", str(folder), "a b", "--query", "1", "--json")
+    assert strict(out)["maximum"] == "nan" and strict(out)["masked"][0] == "nan"
+    assert strict(probe.trace(str(folder), "a b", 0, 0, 0).to_json())["maximum"] == "nan"
 
 
 def test_a_failed_check_is_exit_code_1(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
