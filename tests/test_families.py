@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+import transformers
 
 from probe import Model, verify
 from probe.families import FAMILIES as DESCRIBED
@@ -25,6 +26,14 @@ def test_every_family_has_a_row() -> None:
     assert list(stated()) == [family.name for family in FAMILIES]
 
 
+# Which models go through the attention interface, and which backend heeds a softcap, changes with releases.
+TABLE_IS_OF = "5.24.0"
+
+
+@pytest.mark.skipif(
+    transformers.__version__ != TABLE_IS_OF,
+    reason=f"the table is of transformers {TABLE_IS_OF}, this is {transformers.__version__}",
+)
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_the_row_still_holds(family: Family) -> None:
     row = families.measure(family)

@@ -218,6 +218,14 @@ class TestDependencyDirection:
         assert (run.stdout.strip(), run.returncode) == ("[]", 0), run.stderr
 
 
+class TestReadme:
+    def test_links_within_the_project_lead_somewhere(self) -> None:
+        targets = re.findall(r"\]\(([^)#\s]+)\)", (ROOT / "README.md").read_text("utf-8"))
+        local = [target for target in targets if "://" not in target]
+        assert local
+        assert [target for target in local if not (ROOT / target).exists()] == []
+
+
 class TestCommittedFiles:
     def test_none_is_over_ten_megabytes(self) -> None:
         # A Space refuses larger ones without LFS.

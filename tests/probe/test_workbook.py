@@ -147,9 +147,10 @@ def test_weights_equal_the_models(
     book = books[f"{name}-{size}"]
     expected = probe.attend(model, long_text(model, tokens), [(layer, head)]).weights(layer, head).double()
     assert expected.shape == (tokens, tokens)
-    assert (block(book, "weights") - expected).abs().max() < 1e-6
+    # The sheet computes in float64, the model in float32: 2e-6 is what that may come to up to 128 tokens.
+    assert (block(book, "weights") - expected).abs().max() < 2e-6
     assert (block(book, "model_weights") - expected).abs().max() < 1e-6
-    assert block(book, "difference").abs().max() < 1e-6
+    assert block(book, "difference").abs().max() < 2e-6
     context = expected @ block(book, "value")
     assert (block(book, "context") - context).abs().max() < 1e-5
 
