@@ -28,8 +28,8 @@ import torch
 from attention import causal_mask, scaled_dot_product_attention
 from probe.capture import Run
 from probe.comparison import Comparison
-from probe.errors import ProbeError
 from probe.csv_tables import map_csv, table_csv
+from probe.errors import ProbeError
 from probe.finding import FoundHeads
 from probe.manifest import (
     KINDS,
