@@ -16,12 +16,12 @@ from typing import Any
 from playwright.sync_api import Browser, sync_playwright
 
 ROOT = Path(__file__).resolve().parent.parent
-VIEWS = ("compare", "masks", "steps", "verify", "bertviz", "learn")
+VIEWS = ("compare", "masks", "steps", "verify", "heads", "sentences", "effect", "bertviz", "learn")
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 KINDS: dict[str, dict[str, Any]] = {
     "light": {"viewport": {"width": 1360, "height": 900}, "color_scheme": "light"},
     "dark": {"viewport": {"width": 1360, "height": 900}, "color_scheme": "dark"},
-    "phone": {"viewport": {"width": 390, "height": 844}, "color_scheme": "light", "device_scale_factor": 2},
+    "phone": {"viewport": {"width": 390, "height": 844}, "color_scheme": "light", "device_scale_factor": 1.5},
 }
 TALLEST = 1800  # pixels of the page that go into a picture
 
@@ -32,8 +32,7 @@ def picture(browser: Browser, address: str, view: str, kind: str, path: Path) ->
     context = browser.new_context(**settings)
     page = context.new_page()
     page.goto(f"{address}?view={view}")
-    sign = "table" if view == "learn" else "[data-painted]"
-    page.locator(f"#tab-{view} {sign}").last.wait_for()
+    page.locator(f"#tab-{view} [data-painted]").last.wait_for()
     height = min(TALLEST, page.evaluate("document.documentElement.scrollHeight"))
     width = settings["viewport"]["width"]
     page.screenshot(path=path, full_page=True, clip={"x": 0, "y": 0, "width": width, "height": height})
