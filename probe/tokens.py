@@ -128,9 +128,11 @@ def encode(
                 f"{max_tokens:,}. Shorten it, or ask for it to be cut (truncate=True, --truncate)."
             )
         batch = tokenizer(truncation=True, max_length=max_tokens, padding=False, verbose=False, **options)
-        truncated = (
-            f"Cut to the first {len(batch['input_ids']):,} of {full:,} tokens, all that this model takes."
-        )
+        # Of a pair the longer text loses its end first, and then both do.
+        side = "last" if tokenizer.truncation_side == "left" else "first"
+        which = "" if isinstance(text, tuple) else f"the {side} "
+        kept = len(batch["input_ids"])
+        truncated = f"Cut to {which}{kept:,} of {full:,} tokens, all that this model takes."
 
     ids = tuple(batch["input_ids"])
     if not ids:

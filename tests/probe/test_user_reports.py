@@ -332,6 +332,20 @@ def test_l01_more_tokens_than_positions(bert: Model, gpt2: Model, tiny_gpt2: Cal
     assert probe.attend(tiny, "Hi", truncate=True).truncated is None
 
 
+def test_l01_what_is_left_of_a_pair_and_by_a_tokenizer_that_cuts_on_the_left(
+    bert: Model, tiny_gpt2: Callable[..., Path]
+) -> None:
+    # 600 words each, [CLS] and two [SEP]; of both texts the ends are gone.
+    run = probe.attend(bert, ("cat " * 600, "dog " * 600), [(0, 0)], truncate=True)
+    assert run.tokens.count("cat") + run.tokens.count("dog") == 509 and run.tokens.count("cat") < 300
+    assert run.truncated == "Cut to 512 of 1,203 tokens, all that this model takes."
+    left = probe.load(str(tiny_gpt2(n_positions=64)))
+    left.tokenizer.truncation_side = "left"
+    run = probe.attend(left, "one" + " cat" * 100 + " end", [(0, 0)], truncate=True)
+    assert run.tokens[0] != "one" and run.tokens[-1] == "end"
+    assert run.truncated is not None and run.truncated.startswith("Cut to the last 64 of ")
+
+
 @pytest.mark.parametrize(
     "text",
     [
