@@ -267,7 +267,7 @@ def attend(
             encoding.tokens,
             encoding.spans,
             encoding.special,
-            encoding.truncated or (targets[index].truncated if targets else None),
+            cuts(encoding, targets[index] if targets else None),
             heads_of,
             maps[index],
             targets[index] if targets else None,
@@ -376,14 +376,22 @@ def _attend_tensors(
     needed = [name, *(["decoder_input_ids"] if model.has_target else [])]
     for key in needed:
         value = inputs.get(key)
-        if not isinstance(value, Tensor) or len(value) != 1:
+        if not isinstance(value, Tensor) or not value.dim() or len(value) != 1:
             raise ProbeError(f'Give {model.name} "{key}" as a tensor of one item: its first dimension is 1.')
-    given = {
-        key: value.to(model.device, model.dtype if value.is_floating_point() else None)
-        for key, value in inputs.items()
-    }
     maps: Maps = {}
-    sizes = _capture(model, given, wanted, None, [maps], dtype)
+    try:
+        given = {
+            key: value.to(model.device, model.dtype if value.is_floating_point() else None)
+            for key, value in inputs.items()
+        }
+        sizes = _capture(model, given, wanted, None, [maps], dtype)
+    except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
+        if isinstance(error, ProbeError):
+            raise
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+        raise ProbeError(
+            f"{model.name} can't be run on these tensors ({reason}): give what its processor returns."
+        ) from None
     tokens = _positions(model, inputs[name], sizes["encoder" if model.has_target else "self"][0])
     target = _target_of_ids(model, inputs["decoder_input_ids"][0].tolist()) if model.has_target else None
     return Run(
@@ -498,9 +506,9 @@ def _wanted_of(model: Model, heads: Heads | None) -> Wanted:
     """The heads to keep, by kind and layer."""
     if heads is None:
         heads = model.kinds
-    if not heads:
+    if not isinstance(heads, Sequence) or not heads:
         raise ProbeError(
-            "heads is empty: name at least one (layer, head) pair, or leave it out for all of them."
+            "heads is a list of at least one (layer, head) pair or number of a layer; leave it out for all."
         )
     wanted: Wanted = {}
     for item in heads:
@@ -609,12 +617,19 @@ def encode_targets(
             f"{model.name} has an encoder and a decoder: give the decoder's text too, as target."
         )
     alone = isinstance(sources, (str, tuple))
-    if isinstance(targets, str) != alone or (not alone and len(targets) != len(sources)):
+    fits = isinstance(targets, str) if alone else isinstance(targets, list | tuple)
+    if not fits or (not alone and len(targets) != len(sources)):
         raise ProbeError("Give one target for each text.")
     return [
         _encode_target(model, target, truncate=truncate)
         for target in ([targets] if isinstance(targets, str) else targets)
     ]
+
+
+def cuts(source: Encoding, target: Encoding | None) -> str | None:
+    """What was cut of a text, and of the decoder's text; None if nothing was."""
+    of_target = target and target.truncated and f"The target: {target.truncated}"
+    return " ".join(cut for cut in (source.truncated, of_target) if cut) or None
 
 
 def _encode_target(model: Model, text: str, *, truncate: bool) -> Encoding:
@@ -632,10 +647,15 @@ def _encode_target(model: Model, text: str, *, truncate: bool) -> Encoding:
         )
     decoder: Any = model.hf.get_decoder()
     size = decoder.get_input_embeddings().num_embeddings
+    limit = model.max_target_tokens
+
+    def encoded(limit: int | None) -> Encoding:
+        return encode(model.tokenizer, text, limit, size, truncate=truncate, as_target=True)
+
     with model.lock:
-        given = encode(
-            model.tokenizer, text, model.max_target_tokens, size, truncate=truncate, as_target=True
-        )
+        given = encoded(limit)
+        if limit is not None and len(given) == limit and not given.special[-1]:
+            given = encoded(limit - 1)  # no token at the end makes room for the start token
     end = len(given) - 1 if given.special[-1] else len(given)
     return replace(
         given,

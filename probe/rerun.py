@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from probe import backend
-from probe.capture import batch_inputs, encode_for, encode_targets
+from probe.capture import batch_inputs, cuts, encode_for, encode_targets
 from probe.models import Model, resolve
 from probe.tokens import Text
 
@@ -82,7 +82,7 @@ def run_from_scratch(
         source=model.source,
         text=text,
         tokens=shown.tokens,
-        truncated=encoding.truncated or shown.truncated,
+        truncated=cuts(encoding, targets[0] if targets else None),
         what="logits" if model.predicts_words else "last hidden state",
         from_scratch=from_scratch,
         model=own,

@@ -364,6 +364,19 @@ class TestEncoderDecoder:
         probe.attend(model, TEXTS[0], ["encoder"], target=TEXTS[1])
         assert calls == []
 
+    def test_a_target_as_long_as_its_positions(self, model: Model) -> None:
+        if model.max_target_tokens is None:
+            return
+        # Of 64 positions the start token takes one; this tokenizer adds no token at the end.
+        with pytest.raises(ProbeError, match=r"64 tokens.*at most 63"):
+            probe.attend(model, "cat", target=" cat" * 64)
+        run = probe.attend(model, " cat" * 70, target=" cat" * 80, truncate=True)
+        assert run.target is not None and len(run.target) == 64 == run.weights(0, 0, "decoder").shape[0]
+        assert run.truncated == (
+            "Cut to the first 64 of 70 tokens, all that this model takes. "
+            "The target: Cut to the first 63 of 80 tokens, all that this model takes."
+        )
+
     def test_from_scratch(self, model: Model) -> None:
         run = probe.run_from_scratch(model, TEXTS[0], target=TEXTS[2])
         assert run.what == "logits"
@@ -420,9 +433,18 @@ class TestTensors:
         model = of_family("vit")
         with pytest.raises(ProbeError, match="takes no text"):
             probe.attend(model, "a cat")
-        for given in ({}, {"pixel_values": torch.zeros(2, 3, 16, 16)}, {"pixel_values": [[0.0]]}):
+        for given in (
+            {},
+            {"pixel_values": torch.zeros(2, 3, 16, 16)},
+            {"pixel_values": [[0.0]]},
+            {"pixel_values": torch.tensor(1.0)},
+        ):
             with pytest.raises(ProbeError, match='"pixel_values" as a tensor of one item'):
                 probe.attend(model, given)  # type: ignore[arg-type]
+        with pytest.raises(ProbeError, match=r"can't be run on these tensors \(.*9\*9"):
+            probe.attend(model, {"pixel_values": torch.zeros(1, 3, 9, 9)})
+        with pytest.raises(ProbeError, match="heads is a list"):
+            probe.attend(gpt2, "a cat", 3)  # type: ignore[call-overload]
         with pytest.raises(ProbeError, match="takes text: give the text itself"):
             probe.attend(gpt2, {"input_ids": torch.zeros(1, 3, dtype=torch.long)})
 
