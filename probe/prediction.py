@@ -41,15 +41,17 @@ def predict(model: Model | str, text: Text, k: int = 5, *, truncate: bool = Fals
     Raises
     ------
     ProbeError
-        If the model has no head for words, if a masked language model gets a text without its mask token, or
-        as ``attend``.
+        If ``k`` isn't a number from 1, if the model has no head for words, if a masked language model gets a
+        text without its mask token, or as ``attend``.
     """
     model = resolve(model)
-    recording = record(model, [encode_for(model, text, truncate=truncate)], logits=True)
+    if not isinstance(k, int) or isinstance(k, bool) or k < 1:
+        raise ProbeError(f"k is how many tokens to name, a whole number from 1; not {k!r}.")
     if not model.predicts_words:
         raise ProbeError(
             f"{model.name} has no head for words, so it predicts none; its attention can be looked at."
         )
+    recording = record(model, [encode_for(model, text, truncate=truncate)], logits=True)
     predictions = predictions_of(recording, k)
     if not predictions:
         raise ProbeError(f"There is nothing to predict: put {model.tokenizer.mask_token} in the text.")
