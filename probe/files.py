@@ -418,8 +418,8 @@ def _read(path: Path) -> tuple[dict[str, Any], Numbers, str | None]:
             numbers = {name: _unpacked(one) for name, one in found["numbers"].items()}
             picture = hashlib.sha256(content).hexdigest()
         manifest = found["manifest"]
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError, EOFError, struct.error, zlib.error,
-            zipfile.BadZipFile) as error:  # fmt: skip
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError, EOFError, RecursionError, struct.error,
+            zlib.error, zipfile.BadZipFile) as error:  # fmt: skip
         if isinstance(error, ProbeError):
             raise
         raise ProbeError(

@@ -390,6 +390,10 @@ def test_no_text_of_a_file_is_run(copy: Callable[[str, str], Path], tmp_path: Pa
     np.savez(tmp_path / "objects.npz", **arrays)
     with pytest.raises(ProbeError, match="damaged"):
         probe.reproduce(tmp_path / "objects.npz")
+    # Brackets deeper than Python's stack.
+    (tmp_path / "deep.json").write_text("[" * 200_000)
+    with pytest.raises(ProbeError, match="damaged"):
+        probe.reproduce(tmp_path / "deep.json")
 
 
 @pytest.mark.parametrize(
