@@ -242,3 +242,19 @@ class TestCommittedFiles:
                 continue
             found += [f"{path.relative_to(ROOT)}: {match[0]}" for match in pattern.finditer(text)]
         assert found == []
+
+
+def test_the_versions_that_are_warned_about_are_those_outside_what_is_tested() -> None:
+    from probe.models import TESTED_TRANSFORMERS
+
+    def pinned(file: str, operator: str) -> tuple[int, ...]:
+        found = re.search(
+            rf"^transformers{operator}(\d+)\.(\d+)", (ROOT / file).read_text("utf-8"), re.MULTILINE
+        )
+        assert found is not None
+        return tuple(map(int, found.groups()))
+
+    lowest, beyond = TESTED_TRANSFORMERS
+    assert lowest == pinned("requirements.txt", ">=")
+    major, minor = pinned("constraints.txt", "==")
+    assert beyond == (major, minor + 1)
