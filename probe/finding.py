@@ -101,6 +101,8 @@ class FoundHeads:
             return f"{line}."
         other = self.by_difference[0]
         line = f'{line}, {best.versus:.1%} on "{self.versus.word}"'
+        if not (other.difference or 0.0) > 0.0:
+            return f'{line}. No head prefers "{self.to_word.word}".'
         if other == best:
             return f"{line}. No head prefers it more."
         return (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from typer.testing import CliRunner
 import probe
 from probe.capture import encode_for, record
 from probe.cli import app
-from probe.finding import find_heads, find_heads_of, locate, matches
+from probe.finding import HeadLink, find_heads, find_heads_of, locate, matches
 from probe.tables import found_table
 
 TROPHY = "The trophy doesn't fit in the suitcase because it is too big."
@@ -227,3 +228,13 @@ def test_the_command_line(bert: probe.Model) -> None:
     assert (plain["heads"][0]["layer"], plain["heads"][0]["head"]) == (best.layer, best.head)
     lines = CliRunner().invoke(app, [*arguments, "--top", "3"]).stdout.splitlines()
     assert sum(line.strip()[:1].isdigit() for line in lines) == 6
+
+
+def test_no_head_prefers_what_every_head_puts_less_weight_on(bert: probe.Model) -> None:
+    found = probe.find_heads(bert, "The trophy doesn't fit in the suitcase.", "suitcase", "trophy", "fit")
+    less = (HeadLink(0, 0, 0.2, 0.5, -0.3), HeadLink(1, 0, 0.1, 0.12, -0.02))
+    assert replace(found, heads=less).summary.endswith('50.0% on "fit". No head prefers "trophy".')
+    more = (HeadLink(0, 0, 0.2, 0.5, -0.3), HeadLink(1, 0, 0.15, 0.1, 0.05))
+    assert replace(found, heads=more).summary.endswith(
+        "Layer 1, head 0 prefers it most: 15.0% against 10.0%."
+    )
