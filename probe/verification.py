@@ -546,7 +546,9 @@ def _measure(seen: LayerRecord, again: Recomputed, real: Tensor) -> _Errors:
 
     def longest(vectors: Tensor) -> Tensor:
         """The largest norm: (..., B, H, T, n) -> (..., H)."""
-        return vectors.norm(dim=-1).amax(dim=(-3, -1))
+        # In half precision the square of a number can be too large for its dtype.
+        wide = torch.promote_types(vectors.dtype, torch.float32)
+        return vectors.norm(dim=-1, dtype=wide).amax(dim=(-3, -1))
 
     weights = difference(steps.heads.weights, seen.weights)
     of_rows = weights.amax(-1).transpose(0, 1).flatten(1)  # (B, H, T, T) -> (H, B * T)

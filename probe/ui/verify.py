@@ -83,7 +83,7 @@ def picture(
                 note=f"tolerance {max(report.tolerance for report in reports):.1e}{note}",
             )
         ],
-        badge=("all heads agree", "good") if passed else ("some heads differ", "bad"),
+        badge=("all heads agree", "good") if passed else ("not all agree", "bad"),
         subtitle=f"they agree least at layer {worst.layer}, head {worst.head}: query {cell.query_token} "
         f"({cell.query}), key {cell.key_token} ({cell.key}), {worst.max_abs_error:.2e}",
         selected=chosen,
@@ -229,7 +229,8 @@ def _title(report: Report, half: Half) -> str:
 
 def _verdict(reports: Sequence[Report]) -> tuple[str, str]:
     failed = [number for number, report in enumerate(reports, 1) if not report.passed]
-    largest = max(report.max_abs_error for report in reports)
+    errors = [report.max_abs_error for report in reports]
+    largest = max(errors, key=lambda error: float("inf") if error != error else error)
     if failed:
         numbers = ", ".join(map(str, failed))
         return "bad", f"{reports[0].model}: heads differ on texts {numbers}; at most {largest:.1e}."
