@@ -63,6 +63,20 @@ _ROUNDED = {"html": 2e-3}
 
 _KEYWORD = "attention-probe"
 
+# What the readers of the formats raise where a file is damaged.
+_DAMAGED = (
+    ValueError,
+    KeyError,
+    TypeError,
+    IndexError,
+    AttributeError,
+    EOFError,
+    RecursionError,
+    struct.error,
+    zlib.error,
+    zipfile.BadZipFile,
+)
+
 
 @dataclass(frozen=True)
 class Reproduction:
@@ -418,8 +432,7 @@ def _read(path: Path) -> tuple[dict[str, Any], Numbers, str | None]:
             numbers = {name: _unpacked(one) for name, one in found["numbers"].items()}
             picture = hashlib.sha256(content).hexdigest()
         manifest = found["manifest"]
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError, EOFError, RecursionError, struct.error,
-            zlib.error, zipfile.BadZipFile) as error:  # fmt: skip
+    except _DAMAGED as error:
         if isinstance(error, ProbeError):
             raise
         raise ProbeError(
