@@ -259,7 +259,8 @@ def export(
             f"--what is run, trace, masks, comparison, report, measures or rollout, not {what}."
         )
     probe.export(result, file, model=loaded, **chosen)
-    typer.echo(f"Wrote {file}.", err=True)
+    beside = f", and its manifest beside it, {file}.json" if file.suffix in {".csv", ".pdf"} else ""
+    typer.echo(f"Wrote {file}{beside}.", err=True)
 
 
 @app.command()
