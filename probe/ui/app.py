@@ -270,6 +270,7 @@ class Page:
             api_visibility="private",
             concurrency_id="load",
             concurrency_limit=4,
+            trigger_mode="multiple",  # after giving up, the page takes the first for unfinished
         )
         loaded = loading.success(self.run, [*self.typed, *place], [*state, *ran], **busy, **_RUN)
         loaded.then(self.turn, look_again, self.shown, **_LOOK)
@@ -319,6 +320,7 @@ class Page:
             api_visibility="private",
             concurrency_id="check",
             concurrency_limit=1,
+            trigger_mode="multiple",
         )
         verify.stop.click(stopped, None, verify.progress, cancels=[checking], api_visibility="private")
         choosers = self.all_heads.models, self.sentences.models, self.effect.models

@@ -72,6 +72,7 @@ def test_steps(visitor: Visitor) -> None:
                 assert number(cell) == pytest.approx(float(values[key]), rel=1e-6)
     page.get_by_text("The numbers that are multiplied").click()
     factors = page.get_by_role("region", name="Query vector and key vector").locator("tbody tr")
+    factors.first.wait_for()
     key = int(trace.weights.argmax())
     products = 0.0
     for i in range(len(trace.query_vector)):
@@ -148,6 +149,9 @@ def test_a_check_can_be_stopped(visitor: Visitor) -> None:
     page.get_by_text(re.compile(r"text \d+ of 32")).wait_for()
     page.locator("#stop").click()
     page.locator("#batch-progress [data-painted=stopped]").wait_for()
+    page.locator("#texts textarea").fill("draw a map")
+    page.locator("#check").click()
+    page.locator("#batch-progress [data-painted=done]").wait_for()
     visitor.run("draw a map", "verify-a")
 
 
