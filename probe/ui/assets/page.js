@@ -122,4 +122,22 @@
     watch("value", show);
     show();
   };
+
+  /* A number that is being typed is empty or out of range for a moment. Only whole numbers within the range go to the
+   * server; what is left otherwise goes back to where the slider is. */
+  const isWhole = (box) => {
+    const value = Number(box.value);
+    return box.value.trim() !== "" && Number.isInteger(value) && value >= Number(box.min) && value <= Number(box.max);
+  };
+  const isNumberBox = (node) => node instanceof HTMLInputElement && node.type === "number" && node.max !== "";
+  document.addEventListener("input", (event) => {
+    if (isNumberBox(event.target) && !isWhole(event.target)) event.stopImmediatePropagation();
+  }, true);
+  document.addEventListener("focusout", (event) => {
+    const box = event.target;
+    if (!isNumberBox(box) || isWhole(box)) return;
+    event.stopImmediatePropagation();
+    const slider = box.closest(".block")?.querySelector("input[type=range]");
+    if (slider) box.value = slider.value;
+  }, true);
 })();
