@@ -274,9 +274,9 @@ class Page:
         )
         loaded = loading.success(self.run, [*self.typed, *place], [*state, *ran], **busy, **_RUN)
         loaded.then(self.turn, look_again, self.shown, **_LOOK)
-        header.give_up.click(
-            self.give_up, self.looked, [*models, header.verdict, header.give_up], cancels=[loading], **_LOOK
-        )
+        # First cancel, then say so: what was on its way would otherwise come last and stay.
+        given_up = header.give_up.click(None, cancels=[loading], api_visibility="private")
+        given_up.then(self.give_up, self.looked, [*models, header.verdict, header.give_up], **_LOOK)
         # Whoever opened another view in the meantime sees the new sentence there.
         ran_again.then(self.turn, look_again, self.shown, **_LOOK)
         for button, (_, text) in zip(header.examples, EXAMPLES, strict=True):
@@ -322,7 +322,8 @@ class Page:
             concurrency_limit=1,
             trigger_mode="multiple",
         )
-        verify.stop.click(stopped, None, verify.progress, cancels=[checking], api_visibility="private")
+        stop = verify.stop.click(None, cancels=[checking], api_visibility="private")
+        stop.then(stopped, None, verify.progress, **_LOOK)
         choosers = self.all_heads.models, self.sentences.models, self.effect.models
         for chooser in (self.steps.trace, *choosers):
             chooser.select(self.step, self.looked, [self.focus, *self.shown], **_LOOK)
