@@ -254,7 +254,8 @@ class Effect:
             concurrency_limit=1,
             **private,
         )
-        self.stop.click(_stopped, None, self.progress, cancels=[ranked], **private)
+        stop = self.stop.click(None, cancels=[ranked], **private)
+        stop.then(_stopped, None, self.progress, **private)
 
     @property
     def outputs(self) -> list[Any]:
