@@ -164,7 +164,7 @@ def tiny_bert_with_words() -> Model:
     [
         ([(6, 0)], "zero", "0 to 5"),
         ([(0, 6)], "zero", "0 to 5"),
-        ([], "zero", "empty"),
+        ([], "zero", "at least one"),
         ([0], "half", "'mean'"),
     ],
 )
