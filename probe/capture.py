@@ -497,8 +497,8 @@ def _memory_explained(model: Model, inputs: dict[str, Any]) -> Iterator[None]:
     except torch.OutOfMemoryError:
         raise ProbeError(
             f"The memory of {model.device} does not suffice for an input of shape "
-            f"{tuple(inputs[model.hf.main_input_name].shape)}: give a shorter one, or load the model with "
-            'device="cpu".'
+            f"{tuple(inputs[model.hf.main_input_name].shape)}: give a shorter one.",
+            "cpu",
         ) from None
 
 
@@ -575,8 +575,8 @@ def encode_all(
         try:
             encodings.append(encode_for(model, text, truncate=truncate))
         except ProbeError as error:
-            which = f"Text {index} of {len(text_or_texts)}: " if len(text_or_texts) > 1 else ""
-            raise ProbeError(f"{which}{error}") from None
+            which = f"Text {index} of {len(text_or_texts)}" if len(text_or_texts) > 1 else ""
+            raise (error.about(which) if which else error) from None
     return encodings
 
 

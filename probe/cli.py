@@ -340,7 +340,9 @@ def main() -> NoReturn:
     try:
         app()
     except ProbeError as error:
-        message = f"Error: {error}\n".encode(sys.stderr.encoding or "utf-8", errors="backslashreplace")
+        message = f"Error: {error.told('command')}\n".encode(
+            sys.stderr.encoding or "utf-8", errors="backslashreplace"
+        )
         sys.stderr.buffer.write(message)
         sys.exit(2)
     sys.exit(0)

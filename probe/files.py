@@ -304,8 +304,7 @@ def _check_remade(result: Result, manifest: Manifest, source: Model) -> None:
     _, wrong = differences(numbers_of(result), numbers_of(again), manifest.agreement)
     if wrong:
         raise ProbeError(
-            f"{source.name} in {manifest.dtype} doesn't give these numbers again ({wrong[0]}) Give the model "
-            "they were made with, model=..., as it was then."
+            f"{source.name} in {manifest.dtype} doesn't give these numbers again ({wrong[0]})", "model"
         )
 
 

@@ -261,7 +261,9 @@ def model_of(result: Result, given: Model | str | None) -> Model:
     try:
         return model_named(name, dtype)
     except ProbeError as error:
-        raise ProbeError(f"Give the model that this was made with, model=...: {error}") from None
+        raise ProbeError(
+            f"The model of these numbers can't be loaded by its name: {error.problem}", "model"
+        ) from None
 
 
 def model_named(name: str, dtype: str) -> Model:

@@ -334,7 +334,7 @@ def _device(device: str | torch.device | None, dtype: torch.dtype) -> torch.devi
     except (RuntimeError, AssertionError, TypeError, NotImplementedError) as error:
         reason = _first_line(error).split(". ")[0]
         raise ProbeError(
-            f'The device "{device}" can\'t be used here with {dtype}: {reason}. Try device="cpu".'
+            f'The device "{device}" can\'t be used here with {dtype}: {reason}.', "cpu"
         ) from None
     return where
 
@@ -489,7 +489,7 @@ def _load_folder(
     try:
         hf = hf.to(device).eval()
     except torch.OutOfMemoryError:
-        raise ProbeError(f'{name} does not fit into the memory of {device}: try device="cpu".') from None
+        raise ProbeError(f"{name} does not fit into the memory of {device}.", "cpu") from None
     _warn_if_untested()
     return _model(hf, tokenizer, name, source, folder, revision)
 
@@ -520,8 +520,7 @@ def _tokenizer(folder: Path, local: dict[str, Any]) -> PreTrainedTokenizerBase:
             raise FileNotFoundError("its files are missing")
     except Exception as error:  # tokenizers raises bare Exceptions for damaged files
         raise ProbeError(
-            f"No tokenizer could be read from {folder} ({_first_line(error)}): save one there with "
-            "tokenizer.save_pretrained, or pass tokenizer=."
+            f"No tokenizer could be read from {folder} ({_first_line(error)}).", "tokenizer"
         ) from None
     return tokenizer
 

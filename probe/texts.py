@@ -125,7 +125,7 @@ def compare_texts(
         try:
             runs.append(attend(model, text, [(layer, head)], truncate=truncate))
         except ProbeError as error:
-            raise ProbeError(f"The {which} text: {error}") from None
+            raise error.about(f"The {which} text") from None
     return _compared(model, layer, head, *(_of_run(run, layer, head) for run in runs))
 
 

@@ -125,7 +125,8 @@ def encode(
         if not truncate:
             raise ProbeError(
                 f"The text has {full:,} tokens, special tokens included; this model takes at most "
-                f"{max_tokens:,}. Shorten it, or ask for it to be cut (truncate=True, --truncate)."
+                f"{max_tokens:,}.",
+                "cut",
             )
         batch = tokenizer(truncation=True, max_length=max_tokens, padding=False, verbose=False, **options)
         # Of a pair the longer text loses its end first, and then both do.

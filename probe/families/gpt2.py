@@ -20,8 +20,8 @@ def sites(hf: PreTrainedModel) -> tuple[Site, ...]:
     blocks: Any = hf.base_model.h
     if hf.config.reorder_and_upcast_attn and hf.dtype == torch.float64:
         raise ProbeError(
-            "This GPT-2 is set to reorder_and_upcast_attn, which transformers computes in float32 only: "
-            "load it with dtype=torch.float32."
+            "This GPT-2 is set to reorder_and_upcast_attn, which transformers computes in float32 only.",
+            "float32",
         )
     return tuple(_site(block.attn, layer, hf.config) for layer, block in enumerate(blocks))
 

@@ -74,7 +74,7 @@ def _comparison(name: str, which: str, text: str) -> Comparison:
     try:
         return STORE.comparison(name, limits.check_text(text))
     except probe.ProbeError as error:
-        raise probe.ProbeError(f"The {which} sentence: {error}") from None
+        raise error.about(f"The {which} sentence") from None
 
 
 def _side(

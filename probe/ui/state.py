@@ -263,7 +263,7 @@ STORE = Store()
 def explain(error: Exception) -> str:
     """One sentence: the error's own if it was written for people, else a general one, and a log entry."""
     if isinstance(error, probe.ProbeError):
-        return str(error)
+        return error.told("page")
     traceback.print_exception(error, file=sys.stderr)
     return UNEXPECTED
 
