@@ -194,7 +194,7 @@ def _head() -> str:
 def describe(half: Half, options: Options, kind: str) -> dict[str, Any]:
     """One model's drawing as data for ``assets/bertviz/frames.js``."""
     if half.comparison is None:
-        return _card(half, half.name, notice=half.problem)
+        return _card(half, half.title, notice=half.problem)
     comparison, model = half.comparison, half.comparison.model
     whole, kept = grouping(comparison.encoding, options)
     second = _second_sentence(half, kept)

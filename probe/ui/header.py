@@ -33,7 +33,7 @@ def verdict(screen: Screen) -> dict[str, Any]:
     lines = []
     for half in screen.halves:
         if half.comparison is None:
-            lines.append(("none", f"{half.name}: {half.problem}"))
+            lines.append(("none", f"{half.title}: {half.problem}"))
         else:
             report = half.comparison.report
             lines.append(("good" if report.passed else "bad", report.verdict))
@@ -44,12 +44,12 @@ class HalfControls:
     """Model, layer and head of one of the two models."""
 
     def __init__(self, slot: int, choices: list[tuple[str, str]]) -> None:
-        letter = "ab"[slot]
+        letter, which = "ab"[slot], ("First model", "Second model")[slot]
         with gr.Column(min_width=300, elem_classes="half"), gr.Row(equal_height=True):
             self.model = gr.Dropdown(
                 choices,
                 value=DEFAULT_MODELS[slot],
-                label=("First model", "Second model")[slot],
+                label=which,
                 allow_custom_value=not limits.on_space(),
                 min_width=200,
                 scale=5,
@@ -60,7 +60,7 @@ class HalfControls:
                 5,
                 DEFAULT_HEADS[slot][0],
                 step=1,
-                label="Layer",
+                label=f"{which}'s layer",
                 buttons=[],
                 min_width=110,
                 scale=3,
@@ -71,7 +71,7 @@ class HalfControls:
                 11,
                 DEFAULT_HEADS[slot][1],
                 step=1,
-                label="Head",
+                label=f"{which}'s head",
                 buttons=[],
                 min_width=110,
                 scale=3,

@@ -31,14 +31,24 @@ def device() -> str | None:
     return "cpu" if os.environ.get("SPACES_ZERO_GPU") else None
 
 
+def _who() -> str:
+    return "this server takes" if on_space() else "this app takes"
+
+
+def _beyond() -> str:
+    """Where a limit doesn't hold: not everyone runs the page on a machine of their own."""
+    if on_space():
+        return "Give less, or take the toolkit, which has no such limit, on your own machine."
+    return "Give less, or use Python or the command line, which have no such limit: python -m probe --help."
+
+
 def check_text(text: object) -> str:
     """The text, if it is one and not too long."""
     if not isinstance(text, str):
         raise probe.ProbeError(f"A text must be a string, not {type(text).__name__}.")
     if len(text) > MAX_CHARACTERS:
         raise probe.ProbeError(
-            f"The text has {len(text):,} characters; this server takes at most {MAX_CHARACTERS:,}. "
-            "Shorten it, or run the toolkit on your own machine."
+            f"The text has {len(text):,} characters; {_who()} at most {MAX_CHARACTERS:,}. {_beyond()}"
         )
     return text
 
@@ -51,7 +61,7 @@ def check_texts(texts: Sequence[object]) -> list[str]:
         raise probe.ProbeError("The list of texts is empty: give at least one.")
     if len(texts) > MAX_TEXTS:
         raise probe.ProbeError(
-            f"There are {len(texts):,} texts; this server takes at most {MAX_TEXTS} at once."
+            f"There are {len(texts):,} texts; {_who()} at most {MAX_TEXTS} at once. {_beyond()}"
         )
     return [check_text(text) for text in texts]
 

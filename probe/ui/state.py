@@ -25,6 +25,7 @@ import probe
 from probe.capture import Recording
 from probe.hub import cached_snapshot
 from probe.masking import rerun_masked
+from probe.models import available
 from probe.tokens import Text
 from probe.ui import limits
 
@@ -110,6 +111,11 @@ class Half:
     query: int | None
     comparison: probe.Comparison | None
     problem: str = ""
+
+    @property
+    def title(self) -> str:
+        """The model's full name; of one that can't be had, the name that was asked for."""
+        return full_name(self.name) if self.comparison is None else self.comparison.model.name
 
     @property
     def shown_query(self) -> int:
@@ -290,6 +296,11 @@ def look(session: Session, slot: int, layer: float | None, head: float | None, q
     except Exception as error:
         place = _within(layer, _LARGEST), _within(head, _LARGEST)
         return Half(slot, name[: limits.MAX_NAME], *place, None, None, explain(error))
+
+
+def full_name(name: str) -> str:
+    """What a short name stands for here; any other name as it is."""
+    return next((row["model"] for row in available() if row["name"] == name), name)
 
 
 def _text_for(session: Session, model: probe.Model) -> Text:

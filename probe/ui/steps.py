@@ -7,7 +7,7 @@ from typing import Any
 import gradio as gr
 
 from probe.ui import widgets
-from probe.ui.state import Half, Screen, explain
+from probe.ui.state import Screen, explain
 
 ID, LABEL = "steps", "Steps"
 
@@ -20,7 +20,7 @@ each line can be checked with a pocket calculator from the lines before it.</p>
 def describe(screen: Screen) -> dict[str, Any]:
     """The chosen query of the chosen model, as data for ``assets/steps.js``."""
     half = screen.halves[screen.focus.slot]
-    names = [_name(other) for other in screen.halves]
+    names = [other.title for other in screen.halves]
     base = {"widget": "steps", "stamp": screen.stamp(half), "names": names, "slot": half.slot}
     if half.comparison is None:
         return {**base, "problem": half.problem}
@@ -39,10 +39,6 @@ def describe(screen: Screen) -> dict[str, Any]:
         "text": str(trace),
         "file": f"steps-{half.layer}-{half.head}-{trace.query}.json",
     }
-
-
-def _name(half: Half) -> str:
-    return half.name if half.comparison is None else half.comparison.model.name
 
 
 class Steps:

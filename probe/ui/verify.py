@@ -14,7 +14,7 @@ import probe
 from probe import HeadCheck, Report
 from probe.ui import limits, widgets
 from probe.ui.figure import Axis, Panel, difference_range, figure, figure_component, message
-from probe.ui.state import STORE, Half, Screen, Session, explain
+from probe.ui.state import STORE, Screen, Session, explain, full_name
 
 ID, LABEL = "verify", "Verify"
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
@@ -166,13 +166,14 @@ class Verify:
         tables: list[Any] = []
         for half in screen.halves:
             if half.comparison is None:
-                figures.append(message(half.name, half.problem, screen.stamp(half)))
+                figures.append(message(half.title, half.problem, screen.stamp(half)))
                 tables.append(widgets.no_table())
                 continue
             report = half.comparison.report
             chosen = (half.layer, half.head)
             figures.append(picture([report], screen.stamp(half), chosen, "; choose a cell to see that head"))
-            tables.append(listing([report], _title(report, half), report.to_json()))
+            title = f"All {len(report.heads)} heads of {report.model}"
+            tables.append(listing([report], title, report.to_json()))
         return [*figures, *tables]
 
     def check(self, session: Session, texts: str, dtype: str) -> Iterator[list[Any]]:
@@ -180,16 +181,17 @@ class Verify:
         shown: list[Any] = [gr.skip(), message("", "", ""), message("", "", "")]
         shown += [widgets.no_table(), widgets.no_table()]
         try:
-            lines = limits.check_texts([line.strip() for line in (texts or "").splitlines() if line.strip()])
+            lines = limits.check_texts(sentences(texts))
         except probe.ProbeError as error:
             yield [widgets.verdict([("none", str(error))], ""), *shown[1:]]
             return
         verdicts: list[tuple[str, str]] = []
         for slot, name in enumerate(session.models):
+            title = full_name(name)
             reports: list[Report] = []
             refused: list[str] = []
             for number, line in enumerate(lines, 1):
-                doing = ("none", f"{name}: text {number} of {len(lines)} …")
+                doing = ("none", f"{title}: text {number} of {len(lines)} …")
                 yield [widgets.verdict([*verdicts, doing], ""), *shown[1:]]
                 try:
                     model = STORE.model(limits.check_model(name), DTYPES.get(dtype, torch.float32))
@@ -199,12 +201,20 @@ class Verify:
             if reports:
                 together = json.dumps([report.to_dict() for report in reports], ensure_ascii=False, indent=2)
                 stamp = f"batch {slot} {len(reports)} {dtype}"
-                title = f"All {len(reports[0].heads)} heads of {reports[0].model} on {len(reports)} texts"
+                every = f"All {len(reports[0].heads)} heads of {reports[0].model} on {len(reports)} texts"
                 shown[1 + slot] = picture(reports, stamp, None, f"; {len(reports)} texts, {reports[0].dtype}")
-                shown[3 + slot] = listing(reports, title, together)
+                shown[3 + slot] = listing(reports, every, together)
                 verdicts.append(_verdict(reports))
-            verdicts += [("none", f"{name}, {sentence}") for sentence in refused]
+            verdicts += [("none", f"{title}, {sentence}") for sentence in refused]
         yield [widgets.verdict(verdicts, "done"), *shown[1:]]
+
+
+def sentences(pasted: str | None) -> list[str]:
+    """One sentence a line.
+
+    Not ``splitlines``, which also cuts at form feeds and other characters that a sentence may hold.
+    """
+    return [line.strip() for line in (pasted or "").split("\n") if line.strip()]
 
 
 def stopped() -> dict[str, Any]:
@@ -221,10 +231,6 @@ def _pair(prefix: str) -> tuple[list[gr.HTML], list[gr.HTML]]:
                 figures.append(figure_component(f"{prefix}-{slot}"))
                 tables.append(widgets.widget(f"{prefix}-table-{slot}"))
     return figures, tables
-
-
-def _title(report: Report, half: Half) -> str:
-    return f"All {len(report.heads)} heads of {half.comparison.model.name if half.comparison else half.name}"
 
 
 def _verdict(reports: Sequence[Report]) -> tuple[str, str]:

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 import probe
 import tiny
-from probe.ui import colors, compare, limits, links, theme, verify
+from probe.ui import colors, compare, header, limits, links, theme, verify
 from probe.ui.state import Focus, Options, Screen, Session, Store, look
 
 SCALES = [
@@ -158,6 +158,30 @@ def test_a_failed_load_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_models_name_is_checked(name: object) -> None:
     with pytest.raises(probe.ProbeError):
         limits.check_model(name)
+
+
+def test_sentences_are_parted_at_line_ends_only() -> None:
+    pasted = "one\x0cpage\r\ntwo\u2028lines\n\n \nthree\x85 \x1cparts"
+    assert verify.sentences(pasted) == ["one\x0cpage", "two\u2028lines", "three\x85 \x1cparts"]
+    assert verify.sentences(None) == []
+
+
+@pytest.mark.parametrize(("space", "says"), [("", "python -m probe"), ("someone/something", "own machine")])
+def test_a_limit_says_what_can_be_done_where_the_app_runs(
+    monkeypatch: pytest.MonkeyPatch, space: str, says: str
+) -> None:
+    monkeypatch.setenv("SPACE_ID", space)
+    with pytest.raises(probe.ProbeError, match=f"has 10,001 characters.* at most 10,000.*{says}"):
+        limits.check_text("x" * 10_001)
+    with pytest.raises(probe.ProbeError, match=f"are 33 texts.* at most 32 at once.*{says}"):
+        limits.check_texts(["x"] * 33)
+
+
+def test_a_model_that_refuses_is_called_by_its_full_name() -> None:
+    session = Session("   ")
+    screen = Screen(session, (look(session, 0, 0, 0, None), look(session, 1, 0, 0, None)))
+    lines = [line["text"] for line in header.verdict(screen)["lines"]]
+    assert [line.split(":")[0] for line in lines] == ["all-MiniLM-L6-v2", "gpt2-stories"]
 
 
 def test_a_space_lists_its_models(monkeypatch: pytest.MonkeyPatch) -> None:
