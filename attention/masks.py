@@ -49,7 +49,12 @@ def causal_mask(
 
 
 def sliding_window_mask(
-    num_queries: int, num_keys: int | None = None, *, window: int, device: torch.device | str | None = None
+    num_queries: int,
+    num_keys: int | None = None,
+    *,
+    window: int,
+    causal: bool = True,
+    device: torch.device | str | None = None,
 ) -> Tensor:
     """A causal mask that forgets: each position sees the last ``window`` positions, itself included.
 
@@ -59,6 +64,7 @@ def sliding_window_mask(
     ----------
     num_queries, num_keys : numbers of positions; as many keys as queries if not given.
     window : number of positions seen, at least 1 (itself only).
+    causal : with False it looks as far ahead as back, and sees ``2 * window - 1`` positions.
     device : where the mask is made.
 
     Returns
@@ -71,8 +77,8 @@ def sliding_window_mask(
 
     References
     ----------
-    Jiang et al. 2023, "Mistral 7B", section 2; Beltagy et al. 2020, "Longformer", section 3.1, has the form
-    that looks both ways.
+    Jiang et al. 2023, "Mistral 7B", section 2; for the form that looks both ways, Beltagy et al. 2020,
+    "Longformer: The Long-Document Transformer", section 3.1.
 
     Examples
     --------
@@ -81,9 +87,11 @@ def sliding_window_mask(
     """
     if window < 1:
         raise ValueError(f"window must be at least 1, the position itself; got {window}")
-    past = causal_mask(num_queries, num_keys, device=device)
-    own_key = past.size(1) - num_queries  # as above
-    return past.triu(own_key - window + 1)  # without the keys that are window or more back
+    num_keys = num_queries if num_keys is None else num_keys
+    everything = torch.ones(num_queries, num_keys, dtype=torch.bool, device=device)
+    own_key = num_keys - num_queries  # as above
+    furthest = own_key if causal else own_key + window - 1
+    return everything.tril(furthest).triu(own_key - window + 1)  # without what is window or more away
 
 
 def padding_mask(attention_mask: Tensor) -> Tensor:

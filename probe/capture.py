@@ -18,12 +18,13 @@ from typing import Any, overload
 import torch
 from torch import Tensor, nn
 
-from attention import additive_mask, causal_mask, padding_mask
+from attention import additive_mask, causal_mask, combine_masks, padding_mask
 from probe import backend
 from probe.errors import ProbeError
 from probe.families import Site
 from probe.models import Model, resolve
 from probe.tokens import Encoding, Span, Text, encode, visible
+from probe.visibility import allowed_keys
 
 # Texts are run together until their padded maps would hold this many numbers (256 MB in float32).
 _NUMBERS_AT_ONCE = 64 * 2**20
@@ -676,6 +677,7 @@ def record(
     Parameters
     ----------
     causal : whether queries are kept from later tokens, in every layer; by default as the model was trained.
+        A layer's window stays, and reaches both ways where queries aren't kept from later tokens.
     logits : whether to run the model's head for words too, if it has one.
 
     Raises
@@ -688,12 +690,7 @@ def record(
     if causal is None:
         causal = model.causal
     elif causal != model.causal:
-        # transformers takes a 4-D mask as it is, in place of the one it would make.
-        allowed = padding_mask(attention_mask)
-        if causal:
-            allowed = allowed & causal_mask(attention_mask.shape[1], device=model.device)
-        length = attention_mask.shape[1]
-        inputs["attention_mask"] = additive_mask(allowed, model.dtype).expand(-1, 1, length, length)
+        inputs["attention_mask"] = _given_masks(model, attention_mask, causal)
     network = model.hf if logits and model.predicts_words else model.hf.base_model
     # Layers that share their modules (ALBERT's) share a listener, and are told apart by the order of calls.
     listeners = {site.attention: _Listener(site) for site in model.sites}
@@ -709,6 +706,27 @@ def record(
             result = network(**inputs)
     layers = tuple(listeners[site.attention].record(layer) for layer, site in enumerate(model.sites))
     return Recording(model, tuple(encodings), attention_mask, layers, causal, getattr(result, "logits", None))
+
+
+def _given_masks(model: Model, attention_mask: Tensor, causal: bool) -> Tensor | dict[str, Tensor]:
+    """What a network takes in place of the masks it would make: (B, 1, T, T), 0 and -inf.
+
+    transformers hands a 4-D mask on as it is. Where some layers have a window and others none, it takes one
+    for each kind of layer, by the names in the configuration (Qwen2's).
+    """
+    length = attention_mask.shape[1]
+
+    def given(window: int | None) -> Tensor:
+        allowed = allowed_keys(length, causal=causal, window=window, device=attention_mask.device)
+        combined = combine_masks(allowed, padding_mask(attention_mask))
+        assert combined is not None
+        return additive_mask(combined, model.dtype).expand(-1, 1, length, length)
+
+    windows = [site.window for site in model.sites]
+    if len(set(windows)) == 1:
+        return given(windows[0])
+    kinds: list[str] = model.hf.config.layer_types
+    return {kind: given(window) for kind, window in zip(kinds, windows, strict=True)}
 
 
 def batch_inputs(

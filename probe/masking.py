@@ -8,30 +8,37 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from attention import causal_mask, scaled_dot_product_attention, sliding_window_mask
+from attention import scaled_dot_product_attention
 from probe.capture import Recording, encode_for, record
 from probe.models import Model, resolve
+from probe.nonfinite import nonfinite
 from probe.precision import precise
 from probe.tokens import Span, Text
+from probe.visibility import allowed_keys
 
 Direction = Literal["causal", "bidirectional"]
 
 
 @dataclass(frozen=True)
 class MaskComparison:
-    """One head under the causal and under no mask.
+    """One head under the causal mask, and without it.
 
     From the same queries and keys, unless ``whole_model``: then every layer of a second run was under the
-    other mask, and so were the layers that this head's queries and keys come from.
+    other mask, and so were the layers that this head's queries and keys come from. Where the head's layer has
+    a sliding window, the window stays: without the causal mask it reaches as far ahead as back.
 
     Attributes
     ----------
     model_name, source, layer, head : which head.
     text, tokens, spans, special, truncated : as in a ``Run``.
     causal, bidirectional : (T, T) attention weights on the CPU, [query, key].
-    moved : (T,), the weight each query moves: half the sum of the absolute differences of its two rows. It
-        equals the weight that the query puts on later tokens when it may.
+    moved
+        (T,), the weight each query moves: half the sum of the absolute differences of its two rows. From the
+        same queries and keys that is the weight the query puts on later tokens when it may, with or without
+        a window. With ``whole_model`` it is at least that: the rows come from other queries and keys, and
+        weight moves among the earlier tokens too.
     trained_with : "causal" or "bidirectional", the mask the model was trained with.
+    window : how many tokens a query of this layer sees each way, itself included; None if there is no window.
     labels : a caption for each of the two.
     """
 
@@ -49,26 +56,39 @@ class MaskComparison:
     moved: Tensor
     trained_with: Direction
     whole_model: bool
+    window: int | None
 
     @property
     def labels(self) -> dict[str, str]:
         other = "bidirectional" if self.trained_with == "causal" else "causal"
+        window = "" if self.window is None else f" within the window of {self.window}"
         return {
-            self.trained_with: f"{self.trained_with}, as the model was trained",
-            other: f"{other}, not what the model was trained with",
+            self.trained_with: f"{self.trained_with}{window}, as the model was trained",
+            other: f"{other}{window}, not what the model was trained with",
         }
 
     @property
     def later(self) -> Tensor:
+        """(T,), the weight each query puts on later tokens without the causal mask."""
         return self.bidirectional.triu(1).sum(-1)
+
+    def allowed(self, direction: Direction) -> Tensor:
+        """One of the two masks: (T, T), bool, True = may attend."""
+        length = len(self.tokens)
+        allowed = allowed_keys(length, causal=direction == "causal", window=self.window)
+        return torch.ones(length, length, dtype=torch.bool) if allowed is None else allowed
 
     @property
     def summary(self) -> str:
         """The comparison in one line."""
+        problem = nonfinite(self.model_name, (self.causal, self.bidirectional))
+        if problem:
+            return problem
+        window = "" if self.window is None else f" and a window of {self.window}, which stays"
         scope = "the other mask in every layer" if self.whole_model else "the other mask in this layer only"
         return (
             f"Layer {self.layer}, head {self.head} of {self.model_name}, trained with the "
-            f"{self.trained_with} mask ({scope}): without the causal mask a query has "
+            f"{self.trained_with} mask{window} ({scope}): without the causal mask a query has "
             f"{float(self.later.mean()):.1%} of its weight on later tokens, on average; "
             f"{float(self.moved.mean()):.1%} of the weight moves."
         )
@@ -86,6 +106,7 @@ class MaskComparison:
             "truncated": self.truncated,
             "trained_with": self.trained_with,
             "whole_model": self.whole_model,
+            "window": self.window,
             "labels": self.labels,
             "causal": self.causal.tolist(),
             "bidirectional": self.bidirectional.tolist(),
@@ -116,12 +137,16 @@ def compare_masks(
 ) -> MaskComparison:
     """Put one trained head under the mask it was trained with and under the other.
 
+    The two are causal and bidirectional, and only that is changed. A layer that sees a sliding window of w
+    tokens (Mistral's; some of Qwen2's) keeps it: its other mask allows the w - 1 tokens before a query and
+    the w - 1 after it.
+
     Parameters
     ----------
     whole_model
         False: one run of the model; only this head's mask is changed, its queries and keys stay those of the
-        run. True: a second run with the other mask in every layer, so that this head also sees what the
-        layers before it make of the other mask.
+        run. True: a second run with the other mask in every layer, each with its own window, so that this
+        head also sees what the layers before it make of the other mask.
 
     Raises
     ------
@@ -169,21 +194,15 @@ def masks_of(
         moved=(maps[True] - maps[False]).abs().sum(-1) / 2,
         trained_with="causal" if model.causal else "bidirectional",
         whole_model=other is not None,
+        window=model.sites[layer].window,
     )
 
 
 def _weights(recording: Recording, layer: int, head: int, *, causal: bool) -> Tensor:
     """One head's weights (T, T) under a mask, from the queries and keys of a run."""
-    seen = recording.layers[layer]
+    seen, site = recording.layers[layer], recording.model.sites[layer]
     query, key, value = (part[0, head] for part in (seen.query, seen.key, seen.value))  # (T, head_dim)
-    window = recording.model.sites[layer].window
-    mask = None
-    if causal:
-        mask = causal_mask(len(query), device=query.device)
-        if window is not None:
-            mask = sliding_window_mask(len(query), window=window, device=query.device)
+    mask = allowed_keys(len(query), causal=causal, window=site.window, device=query.device)
     with precise(query.device), torch.no_grad():
-        steps = scaled_dot_product_attention(
-            query, key, value, mask=mask, scale=recording.model.sites[layer].scale, keep_steps=False
-        )
+        steps = scaled_dot_product_attention(query, key, value, mask=mask, scale=site.scale, keep_steps=False)
     return steps.weights.cpu()

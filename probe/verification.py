@@ -19,20 +19,14 @@ import torch
 import transformers
 from torch import Tensor
 
-from attention import (
-    MultiHeadAttention,
-    attention_by_loops,
-    causal_mask,
-    combine_masks,
-    padding_mask,
-    sliding_window_mask,
-)
+from attention import MultiHeadAttention, attention_by_loops, combine_masks, padding_mask
 from attention.modules import MultiHeadSteps
 from probe.capture import LayerRecord, Recording, batches, encode_all, record
 from probe.families import Site
 from probe.models import Model, resolve
 from probe.precision import precise
 from probe.tokens import Encoding, Text
+from probe.visibility import allowed_keys
 
 
 @dataclass(frozen=True)
@@ -226,13 +220,9 @@ def allowed_mask(recording: Recording, window: int | None = None) -> Tensor | No
     """Which keys each query may attend to, by the run's mask and the padding: (B, 1, T, T), or None: all."""
     mask = recording.attention_mask
     length = mask.shape[1]
-    causal = None
-    if recording.causal:
-        causal = causal_mask(length, device=mask.device)
-        if window is not None:
-            causal = sliding_window_mask(length, window=window, device=mask.device)
+    allowed = allowed_keys(length, causal=recording.causal, window=window, device=mask.device)
     padding = None if mask.all() else padding_mask(mask)
-    combined = combine_masks(causal, padding)
+    combined = combine_masks(allowed, padding)
     return None if combined is None else combined.expand(mask.shape[0], 1, length, length)
 
 

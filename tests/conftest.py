@@ -136,3 +136,22 @@ def tiny_roberta(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path
 
     tokenizer = tiny.save_roberta_tokenizer(tmp_path_factory.mktemp("roberta-tokenizer"))
     return tiny.saver(tiny.roberta, tokenizer, lambda: tmp_path_factory.mktemp("tiny-roberta"))
+
+
+@pytest.fixture(scope="session")
+def rotary_folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The models of `tiny.ROTARY`, saved: Llama, Mistral and Qwen2 with random weights and peaky maps."""
+    import tiny
+
+    return {
+        name: tiny.family_saver(family, lambda: tmp_path_factory.mktemp("rotary"))(**config)
+        for name, (family, config) in tiny.ROTARY.items()
+    }
+
+
+@pytest.fixture(scope="session")
+def rotary_models(rotary_folders: dict[str, Path]) -> dict[str, Model]:
+    """The same, loaded."""
+    import probe
+
+    return {name: probe.load(str(folder)) for name, folder in rotary_folders.items()}

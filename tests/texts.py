@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import AutoModel, AutoTokenizer
@@ -59,11 +60,19 @@ def fitted(model: Model, text: str, num_tokens: int) -> str:
     return cut
 
 
-def eager_maps(folder: Path, text: Text, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """(layers, heads, T, T), from a network loaded here by transformers alone, with output_attentions."""
+def eager_maps(
+    folder: Path, text: Text, dtype: torch.dtype = torch.float32, attention_mask: Any = None
+) -> torch.Tensor:
+    """(layers, heads, T, T), from a network loaded here by transformers alone, with output_attentions.
+
+    ``attention_mask`` is given to it in place of the tokenizer's: a 4-D one, or one for each kind of layer.
+    """
     tokenizer = AutoTokenizer.from_pretrained(folder)
     network = AutoModel.from_pretrained(folder, attn_implementation="eager", dtype=dtype).eval()
     texts = text if isinstance(text, tuple) else (text,)
+    inputs = tokenizer(*texts, return_tensors="pt")
+    if attention_mask is not None:
+        inputs["attention_mask"] = attention_mask
     with torch.no_grad():
-        output = network(**tokenizer(*texts, return_tensors="pt"), output_attentions=True)
+        output = network(**inputs, output_attentions=True)
     return torch.cat(output.attentions)

@@ -225,6 +225,17 @@ DECODERS = {
 }
 
 
+# Decoders with rotary positions, in the shapes that matter: which head reads which key head, and windows. The
+# last two have heads as wide as real ones.
+ROTARY: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "llama, no sharing": ("llama", {"num_key_value_heads": 6, "attention_bias": False}),
+    "mistral": ("mistral", {}),
+    "qwen2": ("qwen2", {}),
+    "llama, heads of 32": ("llama", {"hidden_size": 60, "num_key_value_heads": 3, "head_dim": 32}),
+    "llama, heads of 64": ("llama", {"hidden_size": 120, "head_dim": 64}),
+}
+
 BUILDERS = ENCODERS | DECODERS
 
 

@@ -65,6 +65,11 @@ class TestSlidingWindow:
         assert torch.equal(sliding_window_mask(4, window=4), causal_mask(4))
         assert not torch.equal(sliding_window_mask(4, window=3), causal_mask(4))
 
+    def test_both_ways(self):
+        assert rows(sliding_window_mask(4, window=2, causal=False)) == ["xx..", "xxx.", ".xxx", "..xx"]
+        assert rows(sliding_window_mask(2, 5, window=2, causal=False)) == ["..xxx", "...xx"]
+        assert rows(sliding_window_mask(3, window=1, causal=False)) == ["x..", ".x.", "..x"]
+
     @pytest.mark.parametrize("window", [0, -1])
     def test_no_window(self, window):
         with pytest.raises(ValueError, match=f"at least 1.*{window}"):
