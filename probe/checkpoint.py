@@ -1,0 +1,239 @@
+"""A checkpoint's folder: which files it should have, and what is wrong where it doesn't hold a sound model.
+
+transformers fills what is missing with random numbers, converts what it finds to the dtype asked for, and
+says so in a log at most. Here each of these is one sentence that names the file and the field.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import struct
+import warnings
+from collections.abc import Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.activations import ACT2FN
+
+from probe.errors import ProbeError
+
+# Names of fields as transformers knows them; a config.json may have others, see ``_field``.
+_COUNTS = ("num_hidden_layers", "num_attention_heads", "hidden_size", "vocab_size")
+_SIZES = ("vocab_size", "max_position_embeddings", "type_vocab_size", "hidden_size", "intermediate_size")
+_ACTIVATIONS = ("hidden_act", "activation_function", "activation")
+# Dtypes of weights, as safetensors calls them; the others hold codes that need a scale to be numbers.
+_FLOATS = ("F64", "F32", "F16", "BF16")
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The safetensors files of a checkpoint, by name: one, or the shards that its index lists.
+
+    Raises
+    ------
+    ProbeError
+        If the index is damaged, or a shard is missing.
+    """
+    single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
+    if single.is_file():
+        return [single]
+    if index.is_file():
+        try:
+            names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        except (ValueError, KeyError, AttributeError, TypeError):
+            raise ProbeError(f"{index} is damaged: copy or download the checkpoint again.") from None
+        missing = [name for name in names if not (folder / name).is_file()]
+        if missing:
+            raise ProbeError(
+                f"The checkpoint in {folder} is incomplete: {', '.join(missing)} "
+                f"{'is' if len(missing) == 1 else 'are'} missing. Copy or download it again."
+            )
+        return [folder / name for name in names]
+    return []
+
+
+def check_folder(folder: Path) -> None:
+    """Say what is wrong with a folder before transformers looks at it."""
+    if (folder / "adapter_config.json").is_file():
+        raise ProbeError(
+            f"{folder} holds an adapter (adapter_config.json), not a whole model: merge it with its base "
+            "model (peft's merge_and_unload, then save_pretrained) and give that folder."
+        )
+    if not (folder / "config.json").is_file():
+        raise ProbeError(f"{folder} holds no config.json: give the folder that save_pretrained wrote.")
+    if not weight_files(folder):
+        pickles = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in folder.glob(pattern))
+        if pickles:
+            raise ProbeError(
+                f"{folder} has its weights only as {pickles[0]}, a pickle, which can run code when opened. "
+                "If you trust its source, convert it to safetensors: load it once in transformers and call "
+                "save_pretrained, which writes model.safetensors."
+            )
+        raise ProbeError(f"{folder} holds no weights: model.safetensors is missing.")
+
+
+def check_config(config: PreTrainedConfig, network_class: Any, path: Path) -> None:
+    """Refuse a configuration that would load, or fail in words of the inside."""
+    if getattr(config, "quantization_config", None) is not None:
+        raise ProbeError(
+            f"{path} has a quantization_config: its weights are quantised, and attention is checked in full "
+            "precision. Give the checkpoint that it was made from, or load it in transformers, call "
+            "dequantize and save_pretrained, and give that folder."
+        )
+    expected = getattr(network_class, "config_class", None)
+    if expected is not None and not isinstance(config, expected):
+        raise ProbeError(
+            f"{path} names {network_class.__name__} under architectures, which is no network of its "
+            f'model_type, "{config.model_type}": correct the one or the other.'
+        )
+    for name in _COUNTS:
+        value = getattr(config, name, None)
+        if isinstance(value, int) and value < 1:
+            raise ProbeError(f"{path} says {_field(config, name)} = {value}: it must be at least 1.")
+
+
+def blamed(config: PreTrainedConfig, path: Path) -> str | None:
+    """What in a configuration keeps a network from being built, in a sentence; None if nothing is known."""
+    for name in _ACTIVATIONS:
+        value = getattr(config, name, None)
+        if isinstance(value, str) and value not in ACT2FN:
+            return f'{path} says {_field(config, name)} = "{value}", which is no activation of transformers.'
+    width, heads = getattr(config, "hidden_size", None), getattr(config, "num_attention_heads", None)
+    if isinstance(width, int) and isinstance(heads, int) and width % heads:
+        return (
+            f"{path} says {_field(config, 'num_attention_heads')} = {heads}, which doesn't divide "
+            f"{_field(config, 'hidden_size')} = {width}."
+        )
+    entries, padding = getattr(config, "vocab_size", None), getattr(config, "pad_token_id", None)
+    if isinstance(entries, int) and isinstance(padding, int) and padding >= entries:
+        return f"{path} says pad_token_id = {padding}, which is outside vocab_size = {entries}."
+    return None
+
+
+def check_complete(hf: PreTrainedModel, info: Mapping[str, Any], folder: Path) -> None:
+    """Refuse a checkpoint without the weights that attention depends on; they would be random numbers."""
+    _check_layers(hf, info, folder)
+    prefix = hf.base_model_prefix + "." if hf.base_model is not hf else ""
+    needed = [
+        key
+        for key in sorted(info["missing_keys"])
+        if key.startswith(prefix) and not key.startswith(f"{prefix}pooler.")
+    ]
+    mismatched = list(info.get("mismatched_keys", ()))  # (key, shape in the file, shape in the network)
+    if not needed and not mismatched:
+        return
+    what = (
+        f"lacks {needed[0]}" if needed else f"has {mismatched[0][0]} in another shape than config.json says"
+    )
+    others = len(needed or mismatched) - 1
+    more = f" and {others} more" if others else ""
+    reason = "" if needed else f" ({_sizes(hf.config, *mismatched[0][1:])})"
+    raise ProbeError(
+        f"The checkpoint in {folder} {what}{reason}{more}: without all weights its attention would be partly "
+        "random. Copy or download it again."
+    )
+
+
+def _check_layers(hf: PreTrainedModel, info: Mapping[str, Any], folder: Path) -> None:
+    """Where the weights are of more or fewer layers than the configuration says, that is what is wrong."""
+    config = hf.config.get_text_config()
+    said = getattr(config, "num_hidden_layers", None)
+    if not isinstance(said, int) or hf.config.is_encoder_decoder:
+        return
+    missing = set(info["missing_keys"])
+    whole = {layer for key in hf.state_dict() if key not in missing for layer in _layers(key)}
+    lost = {layer for key in missing for layer in _layers(key)} - whole
+    extra = {layer for key in info["unexpected_keys"] for layer in _layers(key) if layer >= said}
+    there = max(extra) + 1 if extra else min(lost, default=said)
+    if there != said and (extra or lost == set(range(there, said))):
+        raise ProbeError(
+            f"{folder / 'config.json'} says {_field(config, 'num_hidden_layers')} = {said}, and the weights "
+            f"beside it are of {there} layers: put the right number there, or copy the checkpoint again."
+        )
+
+
+def _layers(key: str) -> list[int]:
+    """The layer that a weight is of: the first number in its name."""
+    found = re.search(r"\.(\d+)\.", f".{key}")
+    return [int(found[1])] if found else []
+
+
+def _sizes(config: PreTrainedConfig, stored: Any, expected: Any) -> str:
+    """ "4096 x 24 in the file, 3 x 24 by vocab_size = 3"."""
+    wrong = (
+        [there for here, there in zip(stored, expected, strict=False) if here != there]
+        if len(stored) == len(expected)
+        else []
+    )
+    fields = [name for name in _SIZES if getattr(config, name, None) in wrong]
+    by = f"{_field(config, fields[0])} = {getattr(config, fields[0])}" if fields else "config.json"
+    return f"{' x '.join(map(str, stored))} in the file, {' x '.join(map(str, expected))} by {by}"
+
+
+def _field(config: PreTrainedConfig, name: str) -> str:
+    """What a field is called in the file: "n_layer" in a GPT-2's."""
+    return str(config.attribute_map.get(name, name))
+
+
+def check_dtypes(hf: PreTrainedModel, folder: Path) -> None:
+    """Refuse weights stored as integers or in 8 bits: without their scales they are not the model's."""
+    names = {name for name, _ in hf.named_parameters()}
+    prefix = f"{hf.base_model_prefix}."
+    for path in weight_files(folder):
+        for key, entry in _header(path).items():
+            stored = entry.get("dtype")
+            if stored not in _FLOATS and {key, prefix + key, key.removeprefix(prefix)} & names:
+                raise ProbeError(
+                    f"{path} holds {key} as {stored}, a quantised or whole-number dtype, whose numbers are "
+                    "not the model's weights. Give the checkpoint in float32, float16 or bfloat16 that it "
+                    "was made from."
+                )
+
+
+def _header(path: Path) -> dict[str, Any]:
+    """Names, dtypes and shapes of a safetensors file: 8 bytes of length, little-endian, then JSON."""
+    with path.open("rb") as file:
+        (length,) = struct.unpack("<Q", file.read(8))
+        header: dict[str, Any] = json.loads(file.read(length))
+    header.pop("__metadata__", None)
+    return header
+
+
+def warn_of_values(hf: PreTrainedModel, name: str) -> None:
+    """Warn of weights that are no numbers, and of a network whose matrices are all zero."""
+    parameters = dict(hf.named_parameters())
+    broken = [key for key, weight in parameters.items() if not bool(torch.isfinite(weight).all())]
+    if broken:
+        more = f" and {len(broken) - 1} more" if len(broken) > 1 else ""
+        warnings.warn(
+            f"{name} in {hf.dtype} has weights that are NaN or infinite, in {broken[0]}{more}: what is "
+            "computed with them is NaN too. The checkpoint is damaged or its training diverged, or the dtype "
+            "is too small for it.",
+            stacklevel=2,
+        )
+    if not any(bool(weight.any()) for weight in parameters.values() if weight.ndim > 1):
+        warnings.warn(
+            f"All weight matrices of {name} are zero: every head then attends uniformly, and agreement says "
+            "nothing. The checkpoint is empty.",
+            stacklevel=2,
+        )
+
+
+def sha256(path: Path) -> str:
+    """SHA-256 of a file, in hexadecimal."""
+    status = path.stat()
+    return _digest(path, status.st_mtime_ns, status.st_size)
+
+
+@lru_cache(maxsize=64)
+def _digest(path: Path, modified: int, size: int) -> str:
+    """Time and size are arguments so that a changed file is read again."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
