@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,8 +25,11 @@ from probe.errors import ProbeError
 # Seconds until a Hub that doesn't answer is given up, and until a download is.
 ANSWER_SECONDS = 6.0
 DOWNLOAD_SECONDS = 3600.0
+_KEPT = "files that had arrived whole are kept: try again to go on from there"
+# How long a download that is to end may take to clear up.
+_END_SECONDS = 3.0
 # Everything at the top level but weights in other formats.
-_FILES = ["*.json", "*.safetensors", "*.txt", "*.model"]
+_FILES = (".json", ".txt", ".model", ".safetensors")
 
 _YES = {"1", "ON", "YES", "TRUE"}
 
@@ -44,15 +51,29 @@ def revision_of(snapshot: Path) -> str:
     return snapshot.name
 
 
-def download(repo_id: str) -> Path:
+def arrived(repo_id: str) -> int:
+    """Bytes of a model that lie in the Hub cache, those of unfinished files included."""
+    return sum(path.stat().st_size for path in _blobs(repo_id).glob("*") if path.is_file())
+
+
+def _blobs(repo_id: str) -> Path:
+    return Path(constants.HF_HUB_CACHE) / f"models--{repo_id.replace('/', '--')}" / "blobs"
+
+
+def download(repo_id: str, stop: threading.Event | None = None) -> Path:
     """Download a model into the Hub cache, with a progress bar on stderr, and return its folder.
+
+    Parameters
+    ----------
+    stop
+        When it is set the download ends. Files that have arrived whole are kept, and are not fetched again.
 
     Raises
     ------
     ProbeError
         If the Hub is out of reach or doesn't answer within ``ANSWER_SECONDS``, has no such model, doesn't let
-        the caller have it, or has it only as a pickle; if the download takes longer than
-        ``DOWNLOAD_SECONDS``.
+        the caller have it, or has it only as a pickle; if the download fails, takes longer than
+        ``DOWNLOAD_SECONDS``, or was stopped.
     """
     # huggingface_hub reads the variable once, when it is imported.
     if constants.HF_HUB_OFFLINE or os.environ.get("HF_HUB_OFFLINE", "").upper() in _YES:
@@ -79,28 +100,63 @@ def download(repo_id: str) -> Path:
         ) from None
     except Exception:  # every HTTP stack has its own errors for a network that is down
         raise ProbeError(unreachable) from None
-    if not any(str(sibling.rfilename).endswith(".safetensors") for sibling in info.siblings or []):
+    names = [str(sibling.rfilename) for sibling in info.siblings or []]
+    if not any(name.endswith(".safetensors") for name in names):
         raise ProbeError(
             f'"{repo_id}" has no weights as safetensors on the Hub, only formats that can run code when '
             "opened: use another revision or model, or convert it yourself and give the folder."
         )
+    wanted = [name for name in names if "/" not in name and name.endswith(_FILES)]
+    # Weights last: what ends in the middle of them has the rest.
+    wanted.sort(key=lambda name: name.endswith(".safetensors"))
+    return _fetch(repo_id, info.sha, wanted, stop or threading.Event())
+
+
+def _fetch(repo_id: str, revision: str | None, files: list[str], stop: threading.Event) -> Path:
+    """The files of one commit, fetched by a process of their own, which can be ended."""
+    asked = {
+        "repo_id": repo_id,
+        "revision": revision,
+        "files": files,
+        "cache_dir": str(constants.HF_HUB_CACHE),
+        "endpoint": constants.ENDPOINT,
+    }
+    unfinished = set(_blobs(repo_id).glob("*.incomplete"))
+    program = [sys.executable, str(Path(__file__).with_name("fetch.py")), json.dumps(asked)]
+    with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        until = time.monotonic() + DOWNLOAD_SECONDS
+        try:
+            while process.poll() is None and not stop.wait(0.1):
+                if time.monotonic() > until:
+                    raise ProbeError(
+                        f'Downloading "{repo_id}" took more than {DOWNLOAD_SECONDS / 60:.0f} minutes and was '
+                        f"given up; {_KEPT}."
+                    )
+            if process.poll() is None:
+                raise ProbeError(f'Downloading "{repo_id}" was given up; {_KEPT}.')
+        finally:
+            if process.poll() is None and not _ended(process):
+                # Nobody else takes it away: the library gives each download a file of its own.
+                for path in set(_blobs(repo_id).glob("*.incomplete")) - unfinished:
+                    path.unlink(missing_ok=True)
+        assert process.stdout is not None
+        lines = process.stdout.read().decode().splitlines()
+    answer = json.loads(lines[-1]) if lines else {"error": f"exit code {process.returncode}"}
+    if "error" in answer:
+        raise ProbeError(f'Downloading "{repo_id}" failed ({answer["error"]}): try again to go on.')
+    return Path(answer["folder"])
+
+
+def _ended(process: subprocess.Popen[bytes]) -> bool:
+    """End a process; whether it cleared up after itself."""
+    process.terminate()
     try:
-        folder = _within(
-            DOWNLOAD_SECONDS,
-            lambda: huggingface_hub.snapshot_download(
-                repo_id, allow_patterns=_FILES, ignore_patterns=["*/*"]
-            ),
-        )
-    except _GivenUp:
-        raise ProbeError(
-            f'Downloading "{repo_id}" took more than {DOWNLOAD_SECONDS / 60:.0f} minutes and was given up; '
-            "what has arrived is kept: try again to go on from there."
-        ) from None
-    except Exception as error:  # again, of every HTTP stack
-        raise ProbeError(
-            f'Downloading "{repo_id}" failed ({type(error).__name__}): try again to go on.'
-        ) from None
-    return Path(folder)
+        process.wait(_END_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+        return False
+    return True
 
 
 class _GivenUp(Exception):

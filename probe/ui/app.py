@@ -11,6 +11,7 @@ from typing import Any
 import gradio as gr
 
 import probe
+from probe.hub import arrived
 from probe.ui import endpoints, limits, links, widgets
 from probe.ui.bertviz_view import Bertviz
 from probe.ui.compare import AVERAGES, Compare
@@ -21,7 +22,7 @@ from probe.ui.heads import Heads
 from probe.ui.learn import Learn
 from probe.ui.masks import Masks
 from probe.ui.sentences import Sentences
-from probe.ui.state import STORE, Focus, Options, Screen, Session, arrived, look
+from probe.ui.state import STORE, Focus, Options, Screen, Session, look
 from probe.ui.steps import Steps
 from probe.ui.verify import Verify, read_file, stopped
 
@@ -149,14 +150,16 @@ class Page:
         """Another model was chosen: load it, and say how far it is, before it is run."""
         for name in names:
             try:
-                load = STORE.load(limits.check_model(name))
+                name = limits.check_model(name)
             except probe.ProbeError:
                 continue  # the run says so, in the model's own place
-            while not load.done():
-                done = f": {arrived(name) / 1e6:,.1f} MB so far" if not STORE.at_hand(name) else ""
-                line = ("none", f"Loading {name}{done} …")
-                yield [widgets.verdict([line], "loading"), gr.Button(visible=True)]
-                wait([load], timeout=0.5)
+            # Giving up closes this generator, and so leaves the block.
+            with STORE.loading(name) as load:
+                while not load.done():
+                    done = f": {arrived(name) / 1e6:,.1f} MB so far" if not STORE.at_hand(name) else ""
+                    line = ("none", f"Loading {name}{done} …")
+                    yield [widgets.verdict([line], "loading"), gr.Button(visible=True)]
+                    wait([load], timeout=0.5)
         yield [gr.skip(), gr.Button(visible=False)]
 
     def give_up(self, session: Session, *looked: Any) -> list[Any]:

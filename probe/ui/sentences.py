@@ -69,8 +69,6 @@ def describe(place: Place, texts: tuple[str, str]) -> list[dict[str, Any]]:
 def _comparison(name: str, which: str, text: str) -> Comparison:
     """The kept comparison of one of the texts; an error says which."""
     name = limits.check_model(name)
-    if not STORE.at_hand(name):
-        raise STORE.refusal(name)
     try:
         return STORE.comparison(name, limits.check_text(text))
     except probe.ProbeError as error:

@@ -13,19 +13,19 @@ import sys
 import threading
 import traceback
 from collections import OrderedDict
+from collections.abc import Iterator
 from concurrent.futures import Future
-from dataclasses import dataclass, fields
-from pathlib import Path
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
-from huggingface_hub import constants
 
 import probe
 from probe.capture import Recording
-from probe.hub import cached_snapshot
+from probe.hub import download
 from probe.masking import rerun_masked
-from probe.models import available
+from probe.models import available, is_here
 from probe.tokens import Text
 from probe.ui import limits
 
@@ -149,6 +149,15 @@ class Screen:
         return f"{self.view} {half.layer}.{half.head} {hashlib.sha256(what).hexdigest()[:12]}"
 
 
+@dataclass(eq=False)
+class _Load:
+    """A model on its way, how many wait for it, and whether they have given up."""
+
+    model: Future[probe.Model] = field(default_factory=Future)
+    wanted_by: int = 0
+    given_up: threading.Event = field(default_factory=threading.Event)
+
+
 class Store:
     """Models and comparisons, each computed once and kept as long as there is room."""
 
@@ -156,7 +165,7 @@ class Store:
         self._kept_bytes = kept_bytes
         self._comparisons: OrderedDict[tuple[str, Text], tuple[probe.Comparison, int]] = OrderedDict()
         self._masked: OrderedDict[tuple[str, Text], Recording] = OrderedDict()
-        self._loads: dict[tuple[str, torch.dtype], Future[probe.Model]] = {}
+        self._loads: dict[tuple[str, torch.dtype], _Load] = {}
         self._refusals: OrderedDict[str, Exception] = OrderedDict()
         self._models: OrderedDict[tuple[str, torch.dtype], probe.Model] = OrderedDict()
         # Held while a model is run: two runs at once would be slower than one after the other.
@@ -164,54 +173,76 @@ class Store:
         self._books = threading.Lock()
 
     def model(self, name: str, dtype: torch.dtype = torch.float32) -> probe.Model:
-        """The loaded model; raises ``probe.ProbeError`` if it can't be had."""
+        """The model, from memory or from this machine.
+
+        Raises
+        ------
+        ProbeError
+            If it can't be had, or is not on this machine: only ``loading`` downloads.
+        """
         key = (name, dtype)
         with self._books:
             if key in self._models:
                 self._models.move_to_end(key)
                 return self._models[key]
-        return self.load(name, dtype).result()
+        if not self.at_hand(name):
+            raise self._refusal(name)
+        with self.loading(name, dtype) as load:
+            return load.result()
 
-    def load(self, name: str, dtype: torch.dtype = torch.float32) -> Future[probe.Model]:
-        """Start loading a model in the background, or join those who wait for it already."""
+    @contextmanager
+    def loading(self, name: str, dtype: torch.dtype = torch.float32) -> Iterator[Future[probe.Model]]:
+        """A model that is being loaded in the background, and downloaded before if need be.
+
+        Whoever leaves the block no longer wants it. When the last one has left, a download that is under way
+        ends.
+        """
         key = (name, dtype)
         with self._books:
-            if key in self._loads:
-                return self._loads[key]
-            load = self._loads[key] = Future()
-            if key in self._models:
-                load.set_result(self._models[key])
-                return self._loads.pop(key)
-        threading.Thread(target=self._load, args=(key, load), daemon=True).start()
-        return load
-
-    def _load(self, key: tuple[str, torch.dtype], load: Future[probe.Model]) -> None:
+            load = self._loads.get(key)
+            if load is None:
+                load = self._loads[key] = _Load()
+                threading.Thread(target=self._load, args=(key, load), daemon=True).start()
+            load.wanted_by += 1
         try:
-            model = probe.load(key[0], dtype=key[1], device=limits.device())
+            yield load.model
+        finally:
+            with self._books:
+                load.wanted_by -= 1
+                if not load.wanted_by:
+                    load.given_up.set()
+                    self._loads.pop(key, None)
+
+    def _load(self, key: tuple[str, torch.dtype], load: _Load) -> None:
+        name, dtype = key
+        try:
+            if not self.at_hand(name):
+                download(name, load.given_up)
+            with self._books:
+                model = self._models.get(key)
+            if model is None:
+                model = probe.load(name, dtype=dtype, device=limits.device())
         except Exception as error:
             with self._books:
-                del self._loads[key]
-                self._refusals[key[0]] = error
+                self._refusals[name] = error
                 while len(self._refusals) > KEPT_REFUSALS:
                     self._refusals.popitem(last=False)
-            load.set_exception(error)
+            load.model.set_exception(error)
             return
         with self._books:
-            del self._loads[key]
             self._models[key] = model
             while len(self._models) > KEPT_MODELS:
                 self._models.popitem(last=False)
-        load.set_result(model)
+        load.model.set_result(model)
 
     def at_hand(self, name: str) -> bool:
         """Whether a model can be had without the network: loaded, bundled, a folder, or in the Hub cache."""
         with self._books:
             if any(loaded == name for loaded, _ in self._models):
                 return True
-        is_hub_id = name.count("/") == 1 and not Path(name).expanduser().exists()
-        return not is_hub_id or cached_snapshot(name) is not None
+        return is_here(name)
 
-    def refusal(self, name: str) -> Exception:
+    def _refusal(self, name: str) -> Exception:
         """Why a model that is not at hand can't be shown."""
         with self._books:
             known = self._refusals.get(name)
@@ -259,7 +290,7 @@ def _size(comparison: probe.Comparison) -> int:
     recording = comparison.recording
     kept: list[Any] = [*comparison.recomputed]
     for layer in recording.layers:
-        kept += [getattr(layer, field.name) for field in fields(layer)]
+        kept += [getattr(layer, part.name) for part in fields(layer)]
     return sum(value.nbytes for value in kept if isinstance(value, torch.Tensor))
 
 
@@ -281,8 +312,6 @@ def look(session: Session, slot: int, layer: float | None, head: float | None, q
         name = limits.check_model(name)
         limits.check_text(session.text)
         limits.check_text(session.second)
-        if not STORE.at_hand(name):
-            raise STORE.refusal(name)
         model = STORE.model(name)
         comparison = STORE.comparison(name, _text_for(session, model))
         return Half(
@@ -321,9 +350,3 @@ def warm_up() -> None:
     """Load the default models and compute the first view, so that the first visitor need not wait for it."""
     for slot, (layer, head) in enumerate(DEFAULT_HEADS):
         look(Session(), slot, layer, head, None)
-
-
-def arrived(name: str) -> int:
-    """Bytes of a Hub model that lie in the Hub cache, those of unfinished files included."""
-    folder = Path(constants.HF_HUB_CACHE) / f"models--{name.replace('/', '--')}" / "blobs"
-    return sum(path.stat().st_size for path in folder.glob("*")) if folder.is_dir() else 0

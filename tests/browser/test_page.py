@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-import threading
+import re
 from collections.abc import Callable
+from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
 from browser.conftest import Visitor
+from fake_hub import FakeHub, instead_of_the_hub
+from playwright.sync_api import Page
 
 import probe
 from probe.ui.limits import MAX_CHARACTERS
 from probe.ui.state import DEFAULT_TEXT
 from probe.words import group_words
+from tiny import GPT2_STORIES
 
 HOSTILE = (
     "<img src=x onerror=alert(1)>",
@@ -173,36 +177,64 @@ def test_a_wide_screen_is_used(visit: Callable[..., Visitor]) -> None:
     assert visitor.page.locator("#compare-a .af").bounding_box()["width"] > 1500  # type: ignore[index]
 
 
-def test_loading_a_model_is_shown_and_can_be_given_up(
-    visitor: Visitor, monkeypatch: pytest.MonkeyPatch
+def wait_until(page: Page, what: Callable[[], bool]) -> None:
+    """Until something on the server is true, or twenty seconds have passed."""
+    for _ in range(200):
+        if what():
+            return
+        page.wait_for_timeout(100)
+    pytest.fail("it never came to that")
+
+
+def test_a_download_is_shown_and_ends_when_it_is_given_up(
+    visitor: Visitor, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    name, cache, page = "someone/a-large-model", tmp_path / "hub", visitor.page
+    visitor.open()
+    before = page.locator("#verdict .pg-line").all_text_contents()
+    box = page.locator("#model-a input")
+    with instead_of_the_hub(monkeypatch, FakeHub(name, GPT2_STORIES), cache) as hub:
+        hub.flow.clear()
+        box.fill(name)
+        box.press("Enter")
+        page.get_by_text(re.compile(rf"Loading {name}: 0\.[1-9] MB so far")).wait_for()
+        page.get_by_role("button", name="Give up loading").click()
+        page.wait_for_function("document.querySelector('#model-a input').value.startsWith('all-MiniLM')")
+        assert page.locator("#verdict .pg-line").all_text_contents() == before
+        wait_until(page, lambda: not hub.sending)
+        wait_until(page, lambda: not list(cache.rglob("*.incomplete")))
+        visitor.run("draw a map")
+        hub.asked.clear()
+        box.fill(name)
+        box.press("Enter")
+        page.get_by_text(f"Loading {name}").wait_for()
+        hub.flow.set()
+        page.locator("#compare-a .af-title", has_text=name).wait_for()
+        assert hub.asked == ["model.safetensors"]  # it went on from where it was
+        weights = probe.attend("gpt2-stories", "draw a map").weights(3, 1)
+        assert visitor.figure("compare-a").point(2, 1)["model"] == f"{float(weights[2, 1]):.6f}"
+
+
+def test_a_download_that_fails_leaves_the_page_working(
+    visitor: Visitor, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     visitor.open()
-    before = visitor.page.locator("#verdict .pg-line").all_text_contents()
-    held = threading.Event()
-
-    def slow(name: str, **rest: object) -> probe.Model:
-        held.wait(30)
-        raise probe.ProbeError(f"{name} did not come.")
-
-    monkeypatch.setattr("probe.load", slow)
     box = visitor.page.locator("#model-a input")
-    box.fill("someone/a-large-model")
-    box.press("Enter")
-    visitor.page.get_by_text("Loading someone/a-large-model: 0.0 MB so far").wait_for()
-    visitor.page.get_by_role("button", name="Give up loading").click()
-    visitor.page.wait_for_function("document.querySelector('#model-a input').value.startsWith('all-MiniLM')")
-    assert visitor.page.locator("#verdict .pg-line").all_text_contents() == before
-    visitor.run("draw a map")
-    box.fill("someone/a-large-model")
-    box.press("Enter")
-    visitor.page.get_by_text("Loading someone/a-large-model").wait_for()
-    held.set()
-    visitor.page.locator("#compare-a .af-notice", has_text="someone/a-large-model did not come.").wait_for()
+    with instead_of_the_hub(monkeypatch, FakeHub("someone/a-large-model", GPT2_STORIES), tmp_path / "hub"):
+        box.fill("someone/no-model")
+        box.press("Enter")
+        refused = 'The Hub has no public model "someone/no-model": check the spelling, owner included.'
+        visitor.page.locator("#compare-a .af-notice", has_text=refused).wait_for()
     assert visitor.figure("compare-b").root.locator(".af-panels").is_visible()
+    visitor.run("draw a map", "compare-b")
 
 
 def test_a_link_downloads_nothing(visitor: Visitor, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("probe.hub.download", lambda name: pytest.fail(f"{name} was downloaded"))
+    def refuse(name: str, *_: object) -> None:
+        pytest.fail(f"{name} was downloaded")
+
+    monkeypatch.setattr("probe.hub.download", refuse)
+    monkeypatch.setattr("probe.ui.state.download", refuse)
     visitor.open(a="someone/another-model")
     notice = visitor.page.locator("#compare-a .af-notice").text_content() or ""
     assert notice.startswith('"someone/another-model" is not on this machine yet')

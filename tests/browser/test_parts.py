@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
@@ -11,6 +12,7 @@ from urllib.parse import parse_qsl, quote
 
 import pytest
 import torch
+from fake_hub import FakeHub, instead_of_the_hub
 from safetensors.torch import load_file, save_file
 
 import probe
@@ -152,6 +154,29 @@ def test_a_failed_load_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
         store.model("no-such-model")
     monkeypatch.setattr("probe.load", lambda name, **rest: name)
     assert store.model("no-such-model") == "no-such-model"
+
+
+def test_a_download_ends_when_the_last_one_has_given_up(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    name, store = "someone/a-large-model", Store()
+    with instead_of_the_hub(monkeypatch, FakeHub(name, tiny.GPT2_STORIES), tmp_path / "hub") as hub:
+        hub.flow.clear()
+        with store.loading(name) as first:
+            with store.loading(name) as second:
+                assert second is first
+                while not hub.sending:
+                    time.sleep(0.1)
+            time.sleep(1)
+            assert hub.sending and not first.done()
+        with pytest.raises(probe.ProbeError, match="was given up"):
+            first.result(20)
+        with pytest.raises(probe.ProbeError, match="was given up"):
+            store.model(name)  # asking for the model downloads nothing
+        hub.flow.set()
+        with store.loading(name) as again:
+            assert again.result(60).name == name
+        assert store.model(name) is again.result()
 
 
 @pytest.mark.parametrize("name", ["", "   ", None, 3, "x" * 301])

@@ -22,7 +22,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import probe
-from probe import ProbeError, hub, models
+from probe import ProbeError, models
 from tiny import minilm_folder
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -534,29 +534,6 @@ def online(monkeypatch: pytest.MonkeyPatch, cache: Path) -> pytest.MonkeyPatch:
     return monkeypatch
 
 
-def test_a_download_is_taken_from_the_hub(
-    online: pytest.MonkeyPatch, cache: Path, tiny_gpt2: Callable[..., Path]
-) -> None:
-    """Through a stand-in for the Hub: what is asked of it, and what becomes of the answer."""
-    asked: list[dict[str, Any]] = []
-
-    def snapshot_download(repo_id: str, **options: Any) -> str:
-        if options.get("local_files_only"):
-            raise OSError("not cached")
-        asked.append({"repo_id": repo_id, **options})
-        return str(fill(cache, repo_id, tiny_gpt2()))
-
-    online.setattr("huggingface_hub.snapshot_download", snapshot_download)
-    online.setattr("huggingface_hub.HfApi.model_info", lambda self, name, timeout: Info("model.safetensors"))
-    model = probe.load("some-owner/some-model")
-    assert (model.name, model.source, model.revision) == ("some-owner/some-model", "Hub", COMMIT)
-    assert probe.verify(model, SENTENCE).passed
-    (call,) = asked
-    assert not any(
-        pattern.endswith((".bin", ".py", ".pt")) or pattern == "*" for pattern in call["allow_patterns"]
-    )
-
-
 def test_what_the_hub_may_answer(online: pytest.MonkeyPatch) -> None:
     import httpx
     from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
@@ -580,20 +557,3 @@ def test_what_the_hub_may_answer(online: pytest.MonkeyPatch) -> None:
 
     online.setattr("huggingface_hub.HfApi.model_info", lambda *args, **options: Info("pytorch_model.bin"))
     refused(name, "has no weights as safetensors on the Hub, only formats that can run code")
-
-    def fails(repo_id: str, **options: Any) -> str:
-        raise OSError("not cached") if options.get("local_files_only") else httpx.ReadError("cut off")
-
-    online.setattr("huggingface_hub.HfApi.model_info", lambda *args, **options: Info("model.safetensors"))
-    online.setattr("huggingface_hub.snapshot_download", fails)
-    refused(name, r"failed \(ReadError\): try again")
-
-    def hangs(repo_id: str, **options: Any) -> str:
-        if options.get("local_files_only"):
-            raise OSError("not cached")
-        time.sleep(5)
-        return ""
-
-    online.setattr("huggingface_hub.snapshot_download", hangs)
-    online.setattr(hub, "DOWNLOAD_SECONDS", 0.1)
-    refused(name, "was given up; what has arrived is kept: try again")
