@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import wait
-from dataclasses import replace
+from dataclasses import astuple, replace
 from functools import partial
 from typing import Any
 
@@ -22,7 +22,7 @@ from probe.ui.heads import Heads
 from probe.ui.learn import Learn
 from probe.ui.masks import Masks
 from probe.ui.sentences import Sentences
-from probe.ui.state import STORE, Focus, Options, Screen, Session, look
+from probe.ui.state import STORE, Asked, Focus, Options, Screen, Session, look
 from probe.ui.steps import Steps
 from probe.ui.verify import Verify, read_file, stopped
 
@@ -53,9 +53,17 @@ class Page:
         with gr.Tabs(elem_id="views", overflow_behavior="wrap") as self.tabs:
             self.compare, self.masks, self.steps, self.verify = Compare(), Masks(), Steps(), Verify()
             self.all_heads, self.sentences, self.effect = Heads(), Sentences(), Effect()
-            others = Bertviz(), Learn()
+            self.bertviz, learn = Bertviz(), Learn()
         first = self.compare, self.masks, self.steps, self.verify
-        self.views: tuple[Any, ...] = (*first, self.all_heads, self.sentences, self.effect, *others)
+        self.asking = self.sentences, self.all_heads, self.effect, self.bertviz
+        self.views: tuple[Any, ...] = (
+            *first,
+            self.all_heads,
+            self.sentences,
+            self.effect,
+            self.bertviz,
+            learn,
+        )
         self.ids = tuple(view.id for view in self.views)
         self.share = widgets.widget("share")
         halves = self.header.halves
@@ -66,8 +74,16 @@ class Page:
             self.compare.average,
             self.masks.whole_model,
         ]
+        # In the order of the fields of ``Asked``.
+        self.asked: list[Any] = [
+            *self.sentences.texts,
+            *self.all_heads.words,
+            self.effect.how,
+            self.effect.heads,
+            self.bertviz.kind,
+        ]
         self.typed = [self.header.sentence, self.header.second, *(half.model for half in halves)]
-        self.looked = [self.session, self.focus, self.view, *self.heads, *self.options]
+        self.looked = [self.session, self.focus, self.view, *self.heads, *self.options, *self.asked]
         self.shown = [
             *(output for view in self.views for output in view.outputs),
             self.share,
@@ -78,13 +94,18 @@ class Page:
 
     def screen(self, session: Session, focus: Focus, view: str, *rest: Any) -> Screen:
         """The screen that the values of ``self.looked`` describe."""
-        heads, (hide, words, average, whole) = rest[:4], rest[4:]
+        heads, (hide, words, average, whole), asked = rest[:4], rest[4:8], rest[8:]
         halves = [
             look(session, slot, heads[2 * slot], heads[2 * slot + 1], focus.queries[slot]) for slot in (0, 1)
         ]
         options = Options(bool(hide), bool(words), average if average in AVERAGES else "head", bool(whole))
         return Screen(
-            session, (halves[0], halves[1]), focus, options, view if view in self.ids else self.ids[0]
+            session,
+            (halves[0], halves[1]),
+            focus,
+            options,
+            view if view in self.ids else self.ids[0],
+            Asked(*(value if isinstance(value, str) else "" for value in asked)),
         )
 
     def filled(self, screen: Screen) -> list[Any]:
@@ -112,7 +133,7 @@ class Page:
     def open(self, request: gr.Request) -> list[Any]:
         """The page was opened: show what its address asks for."""
         place = links.read(dict(request.query_params), self.ids)
-        options = place.options
+        options, asked = place.options, astuple(place.asked)
         screen = self.screen(
             place.session,
             Focus(place.queries, place.slot),
@@ -122,6 +143,7 @@ class Page:
             options.words,
             options.average,
             options.whole_model,
+            *asked,
         )
         return [
             screen.session,
@@ -135,6 +157,7 @@ class Page:
             options.words,
             options.average,
             options.whole_model,
+            *asked,
             *self.everything(screen),
         ]
 
@@ -247,7 +270,7 @@ class Page:
         header, state = self.header, [self.session, self.focus]
         place = self.looked[2:]
         ran = [*self.heads, header.verdict, *self.shown]
-        opened = [*state, self.view, self.tabs, *self.typed, *self.options, *ran]
+        opened = [*state, self.view, self.tabs, *self.typed, *self.options, *self.asked, *ran]
         busy: dict[str, Any] = {"show_progress": "minimal", "show_progress_on": [header.verdict]}
         demo.load(self.open, None, opened, show_progress="hidden", **_RUN)
         look_again = [self.filled_view, *self.looked]
@@ -292,7 +315,10 @@ class Page:
             )
             chosen.then(self.turn, look_again, self.shown, **_LOOK)
         gr.on(
-            [control.input for control in (*self.heads, *self.options)],
+            [
+                *(control.input for control in (*self.heads, *self.options)),
+                *(ask for view in self.asking for ask in view.asks),
+            ],
             self.move,
             look_again,
             self.shown,

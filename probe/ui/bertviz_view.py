@@ -16,7 +16,7 @@ from torch import Tensor
 
 import probe
 from probe.ui.figure import group_of, grouping
-from probe.ui.state import Half, Options, Screen, Session, explain, look
+from probe.ui.state import Asked, Half, Options, Screen, Session, explain, look
 from probe.words import Words
 
 ID, LABEL = "bertviz", "bertviz"
@@ -293,6 +293,7 @@ class Place:
     layers: tuple[int, int]
     queries: tuple[int | None, int | None]
     options: Options
+    kind: str
 
 
 class Bertviz:
@@ -305,7 +306,7 @@ class Bertviz:
             gr.HTML(_LEAD, apply_default_css=False)
             self.kind = gr.Radio(
                 [(text, key) for key, text in KINDS.items()],
-                value="head",
+                value=Asked.drawing,
                 label="View",
                 show_label=False,
                 container=False,
@@ -321,12 +322,12 @@ class Bertviz:
                 server_functions=[surroundings],
                 elem_id=f"{ID}-frames",
             )
-            # What is drawn depends on this view's own choice too, so rendering only says what is looked at.
+            # A drawing can be a megabyte: it is sent for another text, layer or kind, not at every look.
             self.place: gr.State = gr.State(None)
-        gr.on(
-            [self.place.change, self.kind.input],
+        self.asks = [self.kind.input]
+        self.place.change(
             self.draw,
-            [self.place, self.kind],
+            self.place,
             self.frames,
             api_visibility="private",
             concurrency_id="bertviz",
@@ -342,12 +343,16 @@ class Bertviz:
     def render(self, screen: Screen) -> list[Any]:
         first, second = screen.halves
         options = replace(Options(), hide_special=screen.options.hide_special, words=screen.options.words)
-        return [Place(screen.session, (first.layer, second.layer), (first.query, second.query), options)]
+        kind = screen.asked.drawing if screen.asked.drawing in KINDS else Asked.drawing
+        layers, queries = (first.layer, second.layer), (first.query, second.query)
+        return [Place(screen.session, layers, queries, options, kind)]
 
-    def draw(self, place: Place | None, kind: str) -> dict[str, Any] | None:
+    def draw(self, place: Place | None) -> dict[str, Any] | None:
         """Both models' drawings, from the maps that are kept."""
         if place is None:
             return None
         halves = [look(place.session, slot, place.layers[slot], 0, place.queries[slot]) for slot in (0, 1)]
-        kind = kind if kind in KINDS else "head"
-        return {"kind": kind, "halves": [describe(half, place.options, kind) for half in halves]}
+        return {
+            "kind": place.kind,
+            "halves": [describe(half, place.options, place.kind) for half in halves],
+        }

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 import probe
-from attention import causal_mask
-from probe.ui.figure import Panel, difference_range, figure_component, message, token_figure
+from probe.ui.figure import Panel, difference_range, figure_component, forbidden, message, token_figure
 from probe.ui.state import Half, Screen
 
 ID, LABEL = "compare", "Compare"
@@ -26,12 +25,12 @@ AVERAGES = {"head": "this head", "layer": "mean over the heads of this layer", "
 def describe(screen: Screen, half: Half) -> dict[str, Any]:
     """The three maps of one model's head, or of the mean over heads, as a figure."""
     if half.comparison is None:
-        return message(half.name, half.problem, screen.stamp(half))
+        return message(half.title, half.problem, screen.stamp(half))
     comparison, average = half.comparison, screen.options.average
     encoding, model = comparison.encoding, comparison.model
     heads = averaged(half, average)
     ours, theirs = (_mean(read, heads) for read in (comparison.from_scratch, comparison.from_model))
-    masked = ~causal_mask(len(encoding)) if model.causal else None
+    masked = forbidden(model, len(encoding), {layer for layer, _ in heads})
     where = {
         "head": f"layer {half.layer}, head {half.head}",
         "layer": f"layer {half.layer}, mean over its {len(heads)} heads",

@@ -13,13 +13,12 @@ import gradio as gr
 import torch
 
 import probe
-from attention import causal_mask
 from probe import Ablation, Comparison, Prediction, Ranking
 from probe.ablation import How
 from probe.ui import widgets
-from probe.ui.figure import Panel, figure_component, message, token_figure
+from probe.ui.figure import Panel, figure_component, forbidden, message, token_figure
 from probe.ui.heads import models, no_ranking, ranking
-from probe.ui.state import Options, Screen, Session, explain, look
+from probe.ui.state import Asked, Options, Screen, Session, explain, look
 
 ID, LABEL = "effect", "Effect"
 HOW: dict[How, str] = {
@@ -42,13 +41,28 @@ class _Stopped(Exception):
 
 
 @dataclass(frozen=True)
-class Place:
-    """Which head is changed, and on what, in a few bytes that Gradio can keep for each visitor."""
+class Subject:
+    """What a ranking is about: one of the models, its text, and what heads give instead."""
 
     session: Session
     slot: int
+    how: How
+
+    def stamp(self) -> str:
+        return f"{ID} ranking {hashlib.sha256(repr(self).encode('utf-8', 'replace')).hexdigest()[:12]}"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which heads are changed, and on what, in a few bytes that Gradio can keep for each visitor.
+
+    ``heads`` are those that were written; "" for the one at ``layer`` and ``head``.
+    """
+
+    subject: Subject
     layer: int
     head: int
+    heads: str
     hide_special: bool
     words: bool
 
@@ -56,8 +70,8 @@ class Place:
     def options(self) -> Options:
         return Options(hide_special=self.hide_special, words=self.words)
 
-    def stamp(self, *more: object) -> str:
-        what = repr((self, more)).encode("utf-8", "replace")
+    def stamp(self) -> str:
+        what = repr(self).encode("utf-8", "replace")
         return f"{ID} {self.layer}.{self.head} {hashlib.sha256(what).hexdigest()[:12]}"
 
 
@@ -80,16 +94,16 @@ def read_heads(written: str) -> list[tuple[int, int] | int]:
     return heads
 
 
-def describe(place: Place, how: str, written: str) -> dict[str, Any]:
+def describe(place: Place) -> dict[str, Any]:
     """The heads' map and what changes without them, as a figure."""
-    stamp = place.stamp(how, written)
-    half = look(place.session, place.slot, place.layer, place.head, None)
+    stamp, subject = place.stamp(), place.subject
+    half = look(subject.session, subject.slot, place.layer, place.head, None)
     if half.comparison is None:
-        return message(half.name, half.problem, stamp)
+        return message(half.title, half.problem, stamp)
     comparison = half.comparison
     try:
-        heads = read_heads(written) or [(half.layer, half.head)]
-        result = probe.ablate(comparison.model, comparison.encoding.text, heads, _how(how))
+        heads = read_heads(place.heads) or [(half.layer, half.head)]
+        result = probe.ablate(comparison.model, comparison.encoding.text, heads, subject.how)
     except Exception as error:
         return message(comparison.model.name, explain(error), stamp)
     maps = torch.stack([comparison.from_model(layer, head) for layer, head in result.heads])
@@ -102,7 +116,7 @@ def describe(place: Place, how: str, written: str) -> dict[str, Any]:
                 f"Mean weights of the {len(result.heads)} heads" if several else "The head's weights",
                 "weight",
                 maps.mean(0),
-                masked=~causal_mask(len(result.tokens)) if comparison.model.causal else None,
+                masked=forbidden(comparison.model, len(result.tokens), {layer for layer, _ in result.heads}),
                 note="as it is, before anything is changed",
             ),
             Panel(
@@ -124,8 +138,9 @@ def describe(place: Place, how: str, written: str) -> dict[str, Any]:
     )
 
 
-def _how(how: str) -> How:
-    return next((known for known in get_args(How) if known == how), "zero")
+def how_of(asked: Asked) -> How:
+    """What heads give instead; zeros, if the page sends something that there isn't."""
+    return next((known for known in get_args(How) if known == asked.how), "zero")
 
 
 def weight_is_not_effect(comparison: Comparison, result: Ablation) -> str:
@@ -208,7 +223,7 @@ class Effect:
             with gr.Row(elem_classes="hd-form", elem_id="effect-form"):
                 self.how = gr.Radio(
                     [(text, key) for key, text in HOW.items()],
-                    value="zero",
+                    value=Asked.how,
                     label="What the heads give instead",
                     container=False,
                     scale=3,
@@ -226,58 +241,70 @@ class Effect:
                     scale=2,
                     elem_id="effect-heads",
                 )
-                self.change = gr.Button("Change", size="sm", scale=0, min_width=100, elem_id="effect-run")
+                change = gr.Button("Change", size="sm", scale=0, min_width=100, elem_id="effect-run")
             self.figure = figure_component(f"{ID}-figure")
             gr.HTML('<h2 class="hd-heading">Which heads matter most here?</h2>', apply_default_css=False)
             with gr.Row(elem_classes="hd-form"):
                 self.rank = gr.Button("Rank all heads", size="sm", scale=0, min_width=140, elem_id="rank")
-                self.stop = gr.Button("Stop", size="sm", scale=0, min_width=80, elem_id="rank-stop")
+                self.stop = gr.Button(
+                    "Stop", size="sm", scale=0, min_width=80, visible=False, elem_id="rank-stop"
+                )
             self.progress = widgets.widget(f"{ID}-progress")
             self.ranking = widgets.widget(f"{ID}-ranking")
             self.place: gr.State = gr.State(None)
+            self.subject: gr.State = gr.State(None)
+        self.asks = [change.click, self.heads.submit, self.how.input]
         private: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}
-        gr.on(
-            [self.place.change, self.change.click, self.heads.submit, self.how.input],
+        self.place.change(
             self.draw,
-            [self.place, self.how, self.heads],
+            self.place,
             self.figure,
             concurrency_id="run",
             concurrency_limit=1,
             trigger_mode="always_last",
             **private,
         )
+        shown = [self.progress, self.ranking, self.rank, self.stop]
         ranked = self.rank.click(
             self.ranked,
-            [self.place, self.how],
-            [self.progress, self.ranking],
+            self.subject,
+            shown,
             concurrency_id="check",
             concurrency_limit=1,
+            trigger_mode="multiple",  # after stopping, the page takes the first for unfinished
             **private,
         )
+        # First cancel, then say so: what was on its way would otherwise come last and stay.
         stop = self.stop.click(None, cancels=[ranked], **private)
-        stop.then(_stopped, None, self.progress, **private)
+        stop.then(lambda: [_line("Stopped.", "stopped"), gr.skip(), *_buttons(False)], None, shown, **private)
+        # A ranking of another text, model or change says nothing about this one.
+        stale = self.subject.change(None, cancels=[ranked], **private)
+        stale.then(lambda: [_line("", ""), no_ranking(), *_buttons(False)], None, shown, **private)
 
     @property
     def outputs(self) -> list[Any]:
-        return [self.models, self.place]
+        return [self.models, self.place, self.subject]
 
     def render(self, screen: Screen) -> list[Any]:
         slot, options = screen.focus.slot, screen.options
-        half = screen.halves[slot]
+        half, subject = screen.halves[slot], Subject(screen.session, slot, how_of(screen.asked))
+        heads = screen.asked.heads
         return [
             models(screen),
-            Place(screen.session, slot, half.layer, half.head, options.hide_special, options.words),
+            Place(subject, half.layer, half.head, heads, options.hide_special, options.words),
+            subject,
         ]
 
-    def draw(self, place: Place | None, how: str, written: str) -> dict[str, Any]:
-        return gr.skip() if place is None else describe(place, how, written or "")
+    def draw(self, place: Place | None) -> dict[str, Any]:
+        return gr.skip() if place is None else describe(place)
 
-    def ranked(self, place: Place | None, how: str) -> Iterator[list[Any]]:
+    def ranked(self, subject: Subject | None) -> Iterator[list[Any]]:
         """Change every head alone; says how far it is, and ends when nobody listens any more."""
-        half = None if place is None else look(place.session, place.slot, place.layer, place.head, None)
-        if place is None or half is None or half.comparison is None:
-            problem = half.problem if half else "Open a text first."
-            yield [_line(problem, "refused"), no_ranking()]
+        if subject is None:
+            return
+        half = look(subject.session, subject.slot, 0, 0, None)
+        if half.comparison is None:
+            yield [_line(half.problem, "refused"), no_ranking(), *_buttons(False)]
             return
         model, text = half.comparison.model, half.comparison.encoding.text
         news: queue.SimpleQueue[tuple[int, int] | Ranking | Exception] = queue.SimpleQueue()
@@ -290,34 +317,35 @@ class Effect:
 
         def work() -> None:
             try:
-                news.put(probe.rank_heads(model, text, _how(how), progress=progress))
+                news.put(probe.rank_heads(model, text, subject.how, progress=progress))
             except Exception as error:
                 news.put(error)
 
         threading.Thread(target=work, name="ranking", daemon=True).start()
         try:
+            yield [_line("Starting …", "started"), no_ranking(), *_buttons(True)]
             while True:
                 said = news.get()
                 while isinstance(said, tuple) and not news.empty():
                     said = news.get()
                 if isinstance(said, Exception):
-                    yield [_line(explain(said), "refused"), no_ranking()]
+                    yield [_line(explain(said), "refused"), no_ranking(), *_buttons(False)]
                     return
                 if isinstance(said, Ranking):
                     unit = "nats" if said.ablations[0].changes else "relative"
-                    stamp = place.stamp("ranking", how)
-                    on = text if isinstance(text, str) else " / ".join(text)
-                    yield [_line(f"Done, {HOW[_how(how)]}: {on[:120]}", "done"), listing(said, unit, stamp)]
+                    table = listing(said, unit, subject.stamp())
+                    yield [_line(f"Done: {HOW[subject.how]}.", "done"), table, *_buttons(False)]
                     return
-                yield [_line(f"{said[0]} of {said[1]} heads …", f"at {said[0]}"), gr.skip()]
+                line = _line(f"{said[0]} of {said[1]} heads …", f"at {said[0]}")
+                yield [line, gr.skip(), gr.skip(), gr.skip()]
         finally:
             stop.set()
 
 
 def _line(text: str, stamp: str) -> dict[str, Any]:
-    return widgets.verdict([("none", text)], stamp)
+    return {"widget": "progress", "text": text, "stamp": stamp}
 
 
-def _stopped() -> dict[str, Any]:
-    """What is said when the ranking was stopped."""
-    return _line("Stopped.", "stopped")
+def _buttons(running: bool) -> list[gr.Button]:
+    """The buttons that start and stop a ranking."""
+    return [gr.Button(interactive=not running), gr.Button(visible=running)]

@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import gradio as gr
 import numpy as np
+import torch
 from torch import Tensor
 
-from probe import MaskComparison, Report
+from probe import MaskComparison, Model, Report
 from probe.tokens import Encoding
 from probe.ui.state import Options
+from probe.visibility import allowed_keys
 from probe.words import Words, group_words, single_tokens
 
 _MOUNT = """
@@ -83,6 +85,20 @@ def difference_range(report: Report) -> tuple[float, float]:
     # Of a model whose numbers are NaN no tolerance is known.
     top = math.ceil(math.log10(report.tolerance)) + 1 if math.isfinite(report.tolerance) else -4
     return 10.0 ** (top - 5), 10.0**top
+
+
+def forbidden(model: Model, length: int, layers: Iterable[int], causal: bool | None = None) -> Tensor | None:
+    """(T, T), True where a query of none of these layers may attend; None where every cell is allowed.
+
+    Parameters
+    ----------
+    causal : the mask's direction; by default the one that the model was trained with.
+    """
+    causal = model.causal if causal is None else causal
+    windows = {model.sites[layer].window for layer in layers}
+    allowed = [allowed_keys(length, causal=causal, window=window) for window in windows]
+    masks = [mask for mask in allowed if mask is not None]
+    return ~torch.stack(masks).any(0) if len(masks) == len(allowed) else None
 
 
 def message(title: str, text: str, stamp: str) -> dict[str, Any]:
@@ -221,6 +237,11 @@ def _grouped(panel: Panel, words: Words) -> Panel:
         return replace(panel, values=words.means(panel.values))
     if panel.kind == "mask":
         return replace(panel, values=words.weights(panel.values.double()) > 0)
-    # A word is masked where none of its pieces may be attended to.
-    masked = None if panel.masked is None else words.weights((~panel.masked).double()) == 0
+    masked = None if panel.masked is None else word_mask(panel.masked, words)
     return replace(panel, values=words.weights(panel.values), masked=masked)
+
+
+def word_mask(masked: Tensor, words: Words) -> Tensor:
+    """A mask over tokens, True where attending is forbidden, as one over words: masked are those of which
+    no piece may be attended to by any piece."""
+    return words.weights((~masked).double()) == 0

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import gradio as gr
+import numpy as np
+from torch import Tensor, nn
 
+from probe import Comparison, FoundHeads, Model
 from probe.finding import find_heads_of
 from probe.measures import MEASURES, Rollout, measures_of, rollout_of
 from probe.page import PRECISION, compact
 from probe.ui import limits, widgets
-from probe.ui.figure import Panel, figure_component, grouping, message, token_figure
-from probe.ui.state import DEFAULT_TEXT, Half, Options, Screen, Session, explain, look
+from probe.ui.figure import Panel, figure_component, forbidden, grouping, message, token_figure, word_mask
+from probe.ui.state import Asked, Half, Options, Screen, Session, explain, look
+from probe.words import Words
 
 ID, LABEL = "heads", "Heads"
 
@@ -22,7 +27,7 @@ _LEAD = """
 <p class="lead">Every head of every layer, small. Point at a cell for its number; a click marks the head, here
 and in every other view. Below: what kind of head each is, and which heads link two words.</p>
 """
-_EXAMPLE = ("it", "trophy", "suitcase")
+_EXAMPLE = (Asked.from_word, Asked.to_word, Asked.versus)
 _DRAW: dict[str, Any] = {
     "api_visibility": "private",
     "concurrency_limit": 1,
@@ -58,7 +63,7 @@ class Place:
 
 def models(screen: Screen) -> dict[str, Any]:
     """The choice of one of the two models, and the head of it that is marked."""
-    names = [half.name if half.comparison is None else half.comparison.model.name for half in screen.halves]
+    names = [half.title for half in screen.halves]
     half = screen.halves[screen.focus.slot]
     return {"widget": "models", "names": names, "slot": half.slot, "layer": half.layer, "head": half.head}
 
@@ -66,7 +71,7 @@ def models(screen: Screen) -> dict[str, Any]:
 def picture(place: Place) -> dict[str, Any]:
     """All maps of a model on a text, ten bits a weight: at most 4 MB."""
     half = place.half()
-    nothing = {"widget": "heads", "title": half.name, "notices": [half.problem], "stamp": place.stamp()}
+    nothing = {"widget": "heads", "title": half.title, "notices": [half.problem], "stamp": place.stamp()}
     if half.comparison is None:
         return nothing
     comparison, model = half.comparison, half.comparison.model
@@ -94,8 +99,26 @@ def picture(place: Place) -> dict[str, Any]:
         "layers": model.num_layers,
         "heads": model.num_heads,
         "stamp": place.stamp(),
+        "masked": masked_cells(model, kept, side),
         **packed,
     }
+
+
+def masked_cells(model: Model, kept: Words, side: int) -> list[str]:
+    """For each layer the cells in which no query may attend to any key, as bits in base64, row by row."""
+    layers = [
+        _bits(forbidden(model, kept.num_tokens, [layer]), kept, side) for layer in range(model.num_layers)
+    ]
+    return layers if any(layers) else []
+
+
+def _bits(masked: Tensor | None, kept: Words, side: int) -> str:
+    if masked is None:
+        return ""
+    cells = word_mask(masked, kept)
+    # A pooled cell is masked where all cells in it are.
+    pooled = nn.functional.max_pool2d((~cells)[None].float(), side, ceil_mode=True)[0] == 0
+    return base64.b64encode(np.packbits(pooled.numpy().ravel(), bitorder="little").tobytes()).decode()
 
 
 def measured(place: Place) -> dict[str, Any]:
@@ -121,15 +144,20 @@ def measured(place: Place) -> dict[str, Any]:
     )
 
 
-def found_heads(place: Place, from_word: str, to_word: str, versus: str) -> dict[str, Any]:
-    """The heads by the weight that links two words, as a table; or why there is none."""
-    stamp = place.stamp(from_word, to_word, versus)
+def find(comparison: Comparison, words: Sequence[str]) -> FoundHeads:
+    """The heads by the weight that links the first word to the second, rather than to the third, if any."""
+    from_word, to_word, versus = (limits.check_text(word).strip() for word in words)
+    return find_heads_of(comparison.recording, from_word, to_word, versus or None)
+
+
+def found_heads(place: Place, words: Sequence[str]) -> dict[str, Any]:
+    """What ``find`` finds, as a table; or why there is none."""
+    stamp = place.stamp(*words)
     half = place.half()
     if half.comparison is None:
         return no_ranking()
     try:
-        words = [limits.check_text(word).strip() for word in (from_word, to_word, versus)]
-        found = find_heads_of(half.comparison.recording, words[0], words[1], words[2] or None)
+        found = find(half.comparison, words)
     except Exception as error:
         return no_ranking(explain(error), stamp)
     link = f"{found.from_word.word} → "
@@ -196,7 +224,7 @@ def rolled_out(place: Place, layer: float | None) -> tuple[dict[str, Any], Any]:
     """Attention rollout after a layer, the last one where None, as a figure; and an update of the slider."""
     half = place.half()
     if half.comparison is None:
-        return message(half.name, half.problem, place.stamp("rollout")), gr.skip()
+        return message(half.title, half.problem, place.stamp("rollout")), gr.skip()
     rollout = rollout_of(half.comparison.recording)
     last = len(rollout.maps) - 1
     chosen = last if layer is None else min(max(int(layer), 0), last)
@@ -246,7 +274,8 @@ class Heads:
                 self.rollout = figure_component(f"{ID}-rollout")
             # The maps can be megabytes: they are sent for another text or model, not for another head.
             self.place: gr.State = gr.State(None)
-        words = [self.from_word, self.to_word, self.versus]
+        words = self.words = [self.from_word, self.to_word, self.versus]
+        self.asks = [self.find.click, *(word.submit for word in words)]
         drawn = self.place.change(self.draw, self.place, self.maps, concurrency_id=ID, **_DRAW)
         drawn.then(
             self.detail,
@@ -256,7 +285,7 @@ class Heads:
             **_DRAW,
         )
         gr.on(
-            [self.find.click, *(word.submit for word in words)],
+            self.asks,
             self.search,
             [self.place, *words],
             self.found,
@@ -288,13 +317,13 @@ class Heads:
     def detail(self, place: Place | None, *words: str) -> list[Any]:
         if place is None:
             return [gr.skip()] * 4
-        # The example's words are not in other texts, and nobody has asked for them there.
-        unasked = words == _EXAMPLE and place.session.text != DEFAULT_TEXT
-        found = no_ranking() if unasked else found_heads(place, *words)
-        return [found, measured(place), *rolled_out(place, None)]
+        found = found_heads(place, words)
+        # The example's words are not in most texts, and nobody has asked for them there.
+        unasked = words == _EXAMPLE and "problem" in found
+        return [no_ranking() if unasked else found, measured(place), *rolled_out(place, None)]
 
     def search(self, place: Place | None, *words: str) -> dict[str, Any]:
-        return gr.skip() if place is None else found_heads(place, *words)
+        return gr.skip() if place is None else found_heads(place, words)
 
     def roll(self, place: Place | None, layer: float) -> dict[str, Any]:
         return gr.skip() if place is None else rolled_out(place, layer)[0]

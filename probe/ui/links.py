@@ -3,18 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from urllib.parse import urlencode
 
+import probe
+from probe.capture import check_heads
 from probe.ui import limits
+from probe.ui.bertviz_view import KINDS
 from probe.ui.compare import AVERAGES
-from probe.ui.sentences import DEFAULT_PAIR
-from probe.ui.state import DEFAULT_HEADS, DEFAULT_MODELS, DEFAULT_TEXT, Half, Options, Screen, Session
+from probe.ui.effect import HOW, how_of, read_heads
+from probe.ui.heads import find
+from probe.ui.state import (
+    DEFAULT_HEADS,
+    DEFAULT_MODELS,
+    DEFAULT_TEXT,
+    Asked,
+    Half,
+    Options,
+    Screen,
+    Session,
+)
 
 _ONE = ("steps", "heads", "sentences", "effect")
 """The views of one of the two models."""
 MAX_LINKED = 500
 """Characters of a text that go into an address; a longer one is left out."""
+_ASKED = {
+    "first": "one",
+    "second": "other",
+    "from_word": "from",
+    "to_word": "to",
+    "versus": "versus",
+    "how": "instead",
+    "heads": "heads",
+    "drawing": "bertviz",
+}
+"""What the fields of ``Asked`` are called in an address; those that are as usual aren't in it."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +51,7 @@ class Place:
     view: str
     options: Options
     slot: int
+    asked: Asked
 
 
 def read(params: Mapping[str, str], views: tuple[str, ...]) -> Place:
@@ -52,7 +77,19 @@ def read(params: Mapping[str, str], views: tuple[str, ...]) -> Place:
             whole_model=params.get("mask") == "everywhere",
         ),
         1 if params.get("on") == "b" else 0,
+        _asked(params),
     )
+
+
+def _asked(params: Mapping[str, str]) -> Asked:
+    given = {field: params[name] for field, name in _ASKED.items() if name in params}
+    choices: dict[str, tuple[str, ...]] = {"how": tuple(HOW), "drawing": tuple(KINDS)}
+    fitting = {
+        field: value
+        for field, value in given.items()
+        if len(value) <= limits.MAX_CHARACTERS and (field not in choices or value in choices[field])
+    }
+    return Asked(**fitting)
 
 
 def _numbers(written: str, default: tuple[int, int]) -> tuple[int, int]:
@@ -87,7 +124,12 @@ def query(screen: Screen) -> str:
         "mask": "everywhere" if screen.options.whole_model else "",
         "on": "b" if screen.focus.slot else "",
     }
-    return "?" + urlencode({key: value for key, value in parts.items() if value}, errors="replace")
+    parts = {key: value for key, value in parts.items() if value}
+    usual = asdict(Asked())
+    for field, value in asdict(screen.asked).items():
+        if value != usual[field] and len(value) <= MAX_LINKED:
+            parts[_ASKED[field]] = value
+    return "?" + urlencode(parts, errors="replace")
 
 
 def python(screen: Screen) -> str:
@@ -110,19 +152,14 @@ def _lines(screen: Screen, half: Half) -> list[str]:
         return [f"print(probe.verify(model, {text!r}))"]
     if screen.view == "steps":
         return [f"print(probe.trace(model, {text!r}, {place}, query={half.shown_query}))"]
+    asked = screen.asked
     if screen.view == "heads":
-        return [f"print(probe.measure_heads(model, {text!r}))"]
+        return [f"print(probe.measure_heads(model, {text!r}))", *_finding(half.comparison, asked)]
     if screen.view == "sentences":
-        first, second = DEFAULT_PAIR
-        return [
-            "# your own two sentences go here",
-            f"print(probe.compare_texts(model, {first!r}, {second!r}, {place}))",
-        ]
+        return [f"print(probe.compare_texts(model, {asked.first!r}, {asked.second!r}, {place}))"]
     if screen.view == "effect":
-        return [
-            f"print(probe.ablate(model, {text!r}, [({place})]))",
-            f"print(probe.rank_heads(model, {text!r}))",
-        ]
+        how = how_of(asked)
+        return [*_changing(half, asked), f"print(probe.rank_heads(model, {text!r}, {how!r}))"]
     compare = [f"comparison = probe.compare(model, {text!r})", "print(comparison.report.verdict)"]
     maps = ("from_scratch", "from_model", "difference")
     if screen.options.average == "head":
@@ -133,3 +170,25 @@ def _lines(screen: Screen, half: Half) -> list[str]:
         f"heads = [(layer, head) for layer in {layers} for head in range(model.num_heads)]",
         *(f"print(sum(comparison.{map}(*place) for place in heads) / len(heads))" for map in maps[:2]),
     ]
+
+
+def _finding(comparison: probe.Comparison, asked: Asked) -> list[str]:
+    """What finds the heads that link two words; nothing where the text doesn't have them."""
+    words = asked.from_word, asked.to_word, asked.versus
+    try:
+        find(comparison, words)
+    except probe.ProbeError:
+        return []
+    named = ", ".join(repr(word.strip()) for word in words if word.strip())
+    return [f"print(probe.find_heads(model, {comparison.encoding.text!r}, {named}))"]
+
+
+def _changing(half: Half, asked: Asked) -> list[str]:
+    """What changes the chosen heads; nothing where there are no such heads."""
+    assert half.comparison is not None
+    try:
+        heads = read_heads(asked.heads) or [(half.layer, half.head)]
+        check_heads(half.comparison.model, heads)
+    except probe.ProbeError:
+        return []
+    return [f"print(probe.ablate(model, {half.comparison.encoding.text!r}, {heads}, {how_of(asked)!r}))"]

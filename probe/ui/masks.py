@@ -7,8 +7,7 @@ from typing import Any
 import gradio as gr
 import torch
 
-from attention import causal_mask
-from probe.ui.figure import Panel, figure_component, message, token_figure
+from probe.ui.figure import Panel, figure_component, forbidden, message, token_figure
 from probe.ui.state import STORE, Half, Screen, explain
 
 ID, LABEL = "masks", "Masks"
@@ -23,18 +22,20 @@ away, or gives.</p>
 def describe(screen: Screen, half: Half) -> dict[str, Any]:
     """Both masks and the head under each, as a figure."""
     if half.comparison is None:
-        return message(half.name, half.problem, screen.stamp(half))
+        return message(half.title, half.problem, screen.stamp(half))
     comparison, text = half.comparison, half.comparison.encoding.text
     try:
         other = STORE.masked(half.name, text) if screen.options.whole_model else None
         result = comparison.compare_masks(half.layer, half.head, other=other)
     except Exception as error:
         return message(comparison.model.name, explain(error), screen.stamp(half))
-    allowed = causal_mask(len(result.tokens))
     order = ("causal", "bidirectional") if result.trained_with == "causal" else ("bidirectional", "causal")
     maps = {"causal": result.causal, "bidirectional": result.bidirectional}
-    masks = {"causal": allowed, "bidirectional": torch.ones_like(allowed)}
-    sees = {"causal": "a query sees itself and what came before", "bidirectional": "a query sees every token"}
+    model, length = comparison.model, len(result.tokens)
+    masked = {kind: forbidden(model, length, [half.layer], kind == "causal") for kind in order}
+    everything = torch.ones(length, length, dtype=torch.bool)
+    masks = {kind: everything if closed is None else ~closed for kind, closed in masked.items()}
+    sees = _sees(model.sites[half.layer].window)
     first, second = order
     return token_figure(
         comparison.model.name,
@@ -57,7 +58,7 @@ def describe(screen: Screen, half: Half) -> dict[str, Any]:
                     f"under {kind}",
                     maps[kind],
                     note=result.labels[kind],
-                    masked=~masks[kind],
+                    masked=masked[kind],
                 )
                 for kind in order
             ),
@@ -76,6 +77,19 @@ def describe(screen: Screen, half: Half) -> dict[str, Any]:
         label=f"Layer {half.layer}, head {half.head} of {comparison.model.name} under both masks. "
         "Rows are queries, columns are keys.",
     )
+
+
+def _sees(window: int | None) -> dict[str, str]:
+    """What each mask lets a query see, in words."""
+    if window is None:
+        return {
+            "causal": "a query sees itself and what came before",
+            "bidirectional": "a query sees every token",
+        }
+    return {
+        "causal": f"this layer has a window: a query sees the last {window} tokens, itself included",
+        "bidirectional": f"this layer has a window: a query sees itself and {window - 1} tokens on each side",
+    }
 
 
 class Masks:

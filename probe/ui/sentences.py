@@ -10,16 +10,14 @@ import gradio as gr
 import torch
 
 import probe
-from attention import causal_mask
-from probe import Comparison, TextComparison
-from probe.texts import compare_texts_of
+from probe import Comparison, Model, TextComparison
+from probe.texts import TextMap, compare_texts_of
 from probe.ui import limits, widgets
-from probe.ui.figure import Axis, Panel, figure, figure_component, message, token_figure
+from probe.ui.figure import Axis, Panel, figure, figure_component, forbidden, message, token_figure
 from probe.ui.heads import models
-from probe.ui.state import STORE, Options, Screen, explain
+from probe.ui.state import STORE, Asked, Options, Screen, explain
 
 ID, LABEL = "sentences", "Two sentences"
-DEFAULT_PAIR = ("This coffee is great.", "My laptop just died, great.")
 
 _LEAD = """
 <p class="lead">The same head on two sentences, each run by itself. Where tokens agree they are lined up:
@@ -30,11 +28,12 @@ _NOTHING = message("", "", "")
 
 @dataclass(frozen=True)
 class Place:
-    """Which head is shown, and how, in a few bytes that Gradio can keep for each visitor."""
+    """Which head is shown, on what, and how, in a few bytes that Gradio can keep for each visitor."""
 
     name: str
     layer: int
     head: int
+    texts: tuple[str, str]
     hide_special: bool
     words: bool
 
@@ -42,18 +41,18 @@ class Place:
     def options(self) -> Options:
         return Options(hide_special=self.hide_special, words=self.words)
 
-    def stamp(self, *more: object) -> str:
-        what = repr((self, more)).encode("utf-8", "replace")
+    def stamp(self) -> str:
+        what = repr(self).encode("utf-8", "replace")
         return f"{ID} {self.layer}.{self.head} {hashlib.sha256(what).hexdigest()[:12]}"
 
 
-def describe(place: Place, texts: tuple[str, str]) -> list[dict[str, Any]]:
+def describe(place: Place) -> list[dict[str, Any]]:
     """Three figures: the head on each text, and on the tokens that both have."""
-    stamp = place.stamp(texts)
+    stamp = place.stamp()
     try:
         first, second = (
             _comparison(place.name, which, text)
-            for which, text in zip(("first", "second"), texts, strict=True)
+            for which, text in zip(("first", "second"), place.texts, strict=True)
         )
         result = compare_texts_of(first.recording, second.recording, place.layer, place.head)
     except Exception as error:
@@ -63,7 +62,7 @@ def describe(place: Place, texts: tuple[str, str]) -> list[dict[str, Any]]:
         _side(place, result, comparison, side, most[side], stamp)
         for side, comparison in enumerate((first, second))
     ]
-    return [*sides, _aligned(place, result, stamp)]
+    return [*sides, _aligned(place, result, first.model, stamp)]
 
 
 def _comparison(name: str, which: str, text: str) -> Comparison:
@@ -80,7 +79,7 @@ def _side(
 ) -> dict[str, Any]:
     shown = (result.first, result.second)[side]
     shared = {pair[side] for pair in result.pairs}
-    masked = ~causal_mask(len(shown.tokens)) if comparison.model.causal else None
+    masked = forbidden(comparison.model, len(shown.tokens), [place.layer])
     alone = [token for i, token in enumerate(shown.tokens) if i not in shared]
     return token_figure(
         ("First sentence", "Second sentence")[side],
@@ -97,20 +96,25 @@ def _side(
     )
 
 
-def _aligned(place: Place, result: TextComparison, stamp: str) -> dict[str, Any]:
+def _aligned(place: Place, result: TextComparison, model: Model, stamp: str) -> dict[str, Any]:
     title = "The tokens in both"
     if not result.pairs:
         return message(title, result.summary, stamp)
     rows, columns = (torch.tensor([pair[side] for pair in result.pairs]) for side in (0, 1))
     labels = [result.first.tokens[position] for position in rows.tolist()]
-    first, second = result.first.weights[rows][:, rows], result.second.weights[columns][:, columns]
+
+    def side(title: str, short: str, shown: TextMap, kept: torch.Tensor) -> Panel:
+        masked = forbidden(model, len(shown.tokens), [place.layer])
+        masked = None if masked is None else masked[kept][:, kept]
+        return Panel(title, short, shown.weights[kept][:, kept], masked=masked)
+
     return figure(
         title,
         Axis("query in both", labels, rows.tolist()),
         Axis("key in both", labels, rows.tolist()),
         [
-            Panel("In the first sentence", "first", first),
-            Panel("In the second sentence", "second", second),
+            side("In the first sentence", "first", result.first, rows),
+            side("In the second sentence", "second", result.second, columns),
             Panel("Change", "change", result.difference, "change", note="second minus first"),
             Panel(
                 "Weight that goes elsewhere",
@@ -147,10 +151,10 @@ class Sentences:
                         elem_id=f"pair-{letter}",
                     )
                     for text, label, letter in zip(
-                        DEFAULT_PAIR, ("First sentence", "Second sentence"), "ab", strict=True
+                        (Asked.first, Asked.second), ("First sentence", "Second sentence"), "ab", strict=True
                     )
                 ]
-                self.start = gr.Button("Compare", size="sm", scale=0, min_width=100, elem_id="pair-run")
+                start = gr.Button("Compare", size="sm", scale=0, min_width=100, elem_id="pair-run")
             with gr.Row():
                 with gr.Column(min_width=320):
                     first = figure_component(f"{ID}-a")
@@ -158,10 +162,10 @@ class Sentences:
                     second = figure_component(f"{ID}-b")
             self.figures = [first, second, figure_component(f"{ID}-both")]
             self.place: gr.State = gr.State(None)
-        gr.on(
-            [self.place.change, self.start.click, *(text.submit for text in self.texts)],
+        self.asks = [start.click, *(text.submit for text in self.texts)]
+        self.place.change(
             self.draw,
-            [self.place, *self.texts],
+            self.place,
             self.figures,
             api_visibility="private",
             concurrency_id="run",
@@ -176,10 +180,11 @@ class Sentences:
 
     def render(self, screen: Screen) -> list[Any]:
         half, options = screen.halves[screen.focus.slot], screen.options
+        texts = screen.asked.first, screen.asked.second
         return [
             models(screen),
-            Place(half.name, half.layer, half.head, options.hide_special, options.words),
+            Place(half.name, half.layer, half.head, texts, options.hide_special, options.words),
         ]
 
-    def draw(self, place: Place | None, first: str, second: str) -> list[Any]:
-        return [gr.skip()] * 3 if place is None else describe(place, (first or "", second or ""))
+    def draw(self, place: Place | None) -> list[Any]:
+        return [gr.skip()] * 3 if place is None else describe(place)

@@ -92,6 +92,28 @@ class Options:
 
 
 @dataclass(frozen=True)
+class Asked:
+    """What single views are asked beside that, as it stands in their own controls.
+
+    Attributes
+    ----------
+    first, second : the texts of "Two sentences".
+    from_word, to_word, versus : what the finder of "Heads" looks for.
+    how, heads : what heads give instead in "Effect", and which ones; "" for the chosen one.
+    drawing : bertviz's "head" or "model" view.
+    """
+
+    first: str = "This coffee is great."
+    second: str = "My laptop just died, great."
+    from_word: str = "it"
+    to_word: str = "trophy"
+    versus: str = "suitcase"
+    how: str = "zero"
+    heads: str = ""
+    drawing: str = "head"
+
+
+@dataclass(frozen=True)
 class Half:
     """One of the two models on the page.
 
@@ -142,6 +164,7 @@ class Screen:
     focus: Focus = Focus()
     options: Options = Options()
     view: str = "compare"
+    asked: Asked = Asked()
 
     def stamp(self, half: Half) -> str:
         """Tells this result from every other one; comes back from the page once it is painted."""

@@ -114,7 +114,49 @@ def test_a_ranking_can_be_stopped(visitor: Visitor) -> None:
             assert not thread.is_alive()
     assert page.locator("#effect-progress [data-painted=stopped]").count() == 1
     assert page.locator("#effect-ranking table").count() == 0
+    assert page.locator("#rank-stop").is_hidden()
+    # and it can be started again
     visitor.run("draw a map", "effect-figure")
+    page.locator("#rank").click()
+    page.locator("#effect-progress [data-painted=done]").wait_for()
+    assert page.locator("#effect-ranking tbody tr").count() == 72
+
+
+def test_stop_is_there_only_while_a_ranking_runs(visitor: Visitor) -> None:
+    visitor.open("effect", text=" ".join(["the old cat sat on a warm mat and slept"] * 20))
+    page = visitor.page
+    stop = page.locator("#rank-stop")
+    assert stop.is_hidden()
+    page.locator("#rank").click()
+    stop.wait_for()
+    assert page.locator("#rank").is_disabled()
+    # another text has another ranking: this one ends, and nothing of it stays
+    visitor.run("draw a map", "effect-figure")
+    page.wait_for_function("!document.querySelector('#rank').disabled")
+    assert stop.is_hidden()
+    page.wait_for_function("document.querySelector('#effect-progress').textContent.trim() === ''")
+
+
+@pytest.mark.parametrize("what", ["text", "model", "how"])
+def test_a_ranking_goes_when_it_is_about_something_else(visitor: Visitor, what: str) -> None:
+    visitor.open("effect", on="b", text="draw a map")
+    page = visitor.page
+    page.locator("#rank").click()
+    rows = page.locator("#effect-ranking tbody tr")
+    rows.first.wait_for()
+    # another head is another figure; the ranking is about all of them
+    slider = page.locator("#head-b input[type=range]")
+    visitor.wait_for_new("effect-figure", lambda: slider.press("ArrowLeft"))
+    assert rows.count() == 36
+    if what == "text":
+        visitor.run("The cat sat on", "effect-figure")
+    elif what == "model":
+        switch = page.locator("#effect-models").get_by_role("button").first
+        visitor.wait_for_new("effect-figure", switch.click)
+    else:
+        visitor.wait_for_new("effect-figure", page.locator("#effect-how label", has_text=HOW["mean"]).click)
+    rows.first.wait_for(state="detached")
+    assert (page.locator("#effect-progress").text_content() or "").strip() == ""
 
 
 def test_small_screen_and_dark(visit: Callable[..., Visitor]) -> None:

@@ -13,8 +13,7 @@ from playwright.sync_api import Locator
 import probe
 from probe.measures import MEASURES
 from probe.page import compact
-from probe.ui.sentences import DEFAULT_PAIR
-from probe.ui.state import DEFAULT_TEXT
+from probe.ui.state import DEFAULT_TEXT, Asked
 
 
 def number(text: str) -> float:
@@ -65,12 +64,12 @@ def test_the_number_under_the_pointer(visitor: Visitor, slot: str, name: str) ->
     size = len(run.tokens)
     for layer, head, row, col in ((0, 0, 0, 0), (3, 1, 11, 2), (5, 5, 9, 4), (2, 4, 3, 8), (4, 5, 12, 11)):
         read = point(visitor, layer, head, row, col, size)
-        where, weight = read.removesuffix(" (a later token: masked)").rsplit(": ", 1)
+        where, weight = read.removesuffix(" (masked)").rsplit(": ", 1)
         assert where == (
             f"layer {layer}, head {head} · query {row} {run.tokens[row]} → key {col} {run.tokens[col]}"
         )
         assert number(weight) == pytest.approx(float(run.weights(layer, head)[row, col]), abs=1e-3)
-        assert read.endswith("masked)") == (name == "gpt2" and col > row)
+        assert read.endswith(" (masked)") == (name == "gpt2" and col > row)
 
 
 def test_the_colour_of_a_cell_follows_its_weight(visitor: Visitor) -> None:
@@ -158,7 +157,7 @@ def test_the_choice_of_the_model_keeps_the_keyboard(visitor: Visitor, view: str)
     ("view", "result"),
     [
         ("heads", lambda: probe.measure_heads("bert", DEFAULT_TEXT)),
-        ("sentences", lambda: probe.compare_texts("bert", *DEFAULT_PAIR, 3, 1)),
+        ("sentences", lambda: probe.compare_texts("bert", Asked.first, Asked.second, 3, 1)),
         ("effect", lambda: probe.ablate("bert", DEFAULT_TEXT, [(3, 1)])),
     ],
 )

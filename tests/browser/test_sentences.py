@@ -9,7 +9,9 @@ from browser.conftest import Visitor
 
 import probe
 from probe.ui.limits import MAX_CHARACTERS
-from probe.ui.sentences import DEFAULT_PAIR
+from probe.ui.state import Asked
+
+DEFAULT_PAIR = (Asked.first, Asked.second)
 
 
 def number(text: str) -> float:

@@ -80,6 +80,7 @@
       this.element.replaceChildren(box);
       if (!value.maps) { box.dataset.painted = value.stamp; return; }
       this.maps = value.maps.map(bytesOf);
+      this.masks = value.masked.map(bytesOf);   // one a layer, a bit a cell; none where every query sees every key
       this.size = value.labels.length;
       this.cell = { row: 0, col: 0 };
       this.readout = make("p", "hd-readout");
@@ -133,6 +134,11 @@
       return ((bytes[bit >> 3] | (bytes[(bit >> 3) + 1] << 8)) >> (bit & 7)) & 1023;
     }
 
+    masked(layer, row, col) {
+      const bits = this.masks[layer], at = row * this.size + col;
+      return Boolean(bits && (bits[at >> 3] >> (at & 7)) & 1);
+    }
+
     /* One pixel a cell for each head; where no query may look nothing is painted. */
     paint() {
       if (!this.maps) return;
@@ -143,13 +149,15 @@
       this.ramp.style.backgroundImage = `linear-gradient(to right, ${[0, 32, 64, 96, 128, 160, 192, 224, 255]
         .map((i) => `rgb(${colours[i].join(",")})`).join(",")})`;
       this.pictures = this.maps.map((_, index) => {
+        const layer = Math.floor(index / this.value.heads);
         const canvas = document.createElement("canvas");
         canvas.width = canvas.height = this.size;
         const pixels = new ImageData(this.size, this.size);
         for (let row = 0; row < this.size; row++) {
-          const end = this.value.triangle ? row + 1 : this.size;
-          for (let col = 0, at = 4 * row * this.size; col < end; col++, at += 4) {
-            const rgb = shade[this.codeAt(index, row, col)];
+          for (let col = 0, at = 4 * row * this.size; col < this.size; col++, at += 4) {
+            const code = this.codeAt(index, row, col);
+            if (code === 0 && this.masked(layer, row, col)) continue;
+            const rgb = shade[code];
             pixels.data[at] = rgb[0];
             pixels.data[at + 1] = rgb[1];
             pixels.data[at + 2] = rgb[2];
@@ -251,7 +259,7 @@
       const weight = code === NOT_A_NUMBER ? "not a number" : ((code / STEPS) ** 2).toFixed(5);
       const labels = this.value.labels;
       this.readout.replaceChildren(`layer ${place.layer}, head ${place.head} · query ${labels[cell.row]} → key ${labels[cell.col]}: `,
-        make("b", "", weight), this.value.triangle && cell.col > cell.row ? " (a later token: masked)" : "");
+        make("b", "", weight), this.masked(place.layer, cell.row, cell.col) ? " (masked)" : "");
     }
 
     find(event) {
@@ -344,6 +352,13 @@
     element.replaceChildren(group);
     if (focused) group.children[value.slot].focus();
     markHead(value.layer, value.head);
+  };
+
+  window.attentionKinds.progress = (element, value) => {
+    const line = make("p", "hd-progress", value.text);
+    line.setAttribute("role", "status");
+    line.dataset.painted = value.stamp;
+    element.replaceChildren(line);
   };
 
   /* ------------------------------------------------------------- tables of heads */

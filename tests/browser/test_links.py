@@ -1,0 +1,148 @@
+"""Addresses of views that have questions of their own, and the lines of Python that say the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from urllib.parse import parse_qs, parse_qsl, urlsplit
+
+import pytest
+from browser.conftest import Visitor
+
+import probe
+from probe.ui import links
+from probe.ui.state import DEFAULT_TEXT, Asked, Focus, Screen, Session, look
+
+PAIR = ("The bank of the river is muddy.", 'The "bank" took my money & left.')
+OWN = Asked(*PAIR, "big", "suitcase", "", "mean", "4.5, 2", "model")
+
+
+def screen(view: str, asked: Asked = OWN, text: str = DEFAULT_TEXT) -> Screen:
+    session = Session(text)
+    halves = look(session, 0, 3, 1, None), look(session, 1, 4, 5, None)
+    return Screen(session, halves, Focus(slot=1), view=view, asked=asked)
+
+
+def read(query: str) -> Asked:
+    return links.read(dict(parse_qsl(query.removeprefix("?"), keep_blank_values=True)), ("compare",)).asked
+
+
+def test_an_address_carries_what_single_views_were_asked() -> None:
+    assert read(links.query(screen("effect"))) == OWN
+    assert read(links.query(screen("effect", Asked()))) == Asked()
+
+
+def test_what_is_as_usual_stays_out_of_the_address() -> None:
+    usual = links.query(screen("effect", Asked()))
+    assert not any(
+        f"{name}=" in usual for name in ("one", "other", "from", "to", "versus", "instead", "heads")
+    )
+    assert "one=" not in links.query(screen("sentences", Asked(first="word " * 101)))
+
+
+def test_choices_that_there_are_not_are_the_usual_ones() -> None:
+    assert read("?instead=nonsense&bertviz=nonsense") == Asked()
+    assert read("?one=" + "x" * 10_001) == Asked()
+
+
+def printed(code: str, capsys: pytest.CaptureFixture[str]) -> str:
+    exec(code, {})
+    return capsys.readouterr().out
+
+
+def test_lines_for_two_sentences_say_which_sentences(capsys: pytest.CaptureFixture[str]) -> None:
+    out = printed(links.python(screen("sentences")), capsys)
+    assert str(probe.compare_texts("gpt2", *PAIR, 4, 5)) in out
+
+
+def test_lines_for_effect_say_which_heads_and_how(capsys: pytest.CaptureFixture[str]) -> None:
+    out = printed(links.python(screen("effect")), capsys)
+    assert str(probe.ablate("gpt2", DEFAULT_TEXT, [(4, 5), 2], "mean")) in out
+    assert str(probe.rank_heads("gpt2", DEFAULT_TEXT, "mean")) in out
+
+
+def test_lines_for_heads_say_which_words(capsys: pytest.CaptureFixture[str]) -> None:
+    out = printed(links.python(screen("heads")), capsys)
+    assert str(probe.find_heads("gpt2", DEFAULT_TEXT, "big", "suitcase")) in out
+    assert str(probe.measure_heads("gpt2", DEFAULT_TEXT)) in out
+
+
+@pytest.mark.parametrize("heads", ["third", "9.0", "99"])
+def test_lines_run_where_there_are_no_such_heads_or_words(
+    capsys: pytest.CaptureFixture[str], heads: str
+) -> None:
+    asked = Asked(heads=heads, from_word="zebra")
+    assert "ablate" not in links.python(screen("effect", asked))
+    assert "find_heads" not in links.python(screen("heads", asked))
+    printed(links.python(screen("heads", asked, "draw a map")), capsys)
+
+
+def code(visitor: Visitor) -> str:
+    return visitor.page.locator("#share pre").text_content() or ""
+
+
+def test_the_link_of_two_sentences(visit: Callable[..., Visitor], capsys: pytest.CaptureFixture[str]) -> None:
+    first = visit()
+    first.open("sentences", on="b")
+    for letter, text in zip("ab", PAIR, strict=True):
+        first.page.locator(f"#pair-{letter} textarea").fill(text)
+    first.wait_for_new("sentences-both", first.page.locator("#pair-run").click)
+    result = probe.compare_texts("gpt2", *PAIR, 4, 5)
+    first.page.wait_for_url("**one=**")
+    second = visit()
+    second.page.goto(first.page.url)
+    subtitle = second.page.locator("#sentences-both .af-subtitle")
+    subtitle.wait_for()
+    assert subtitle.text_content() == first.page.locator("#sentences-both .af-subtitle").text_content()
+    assert subtitle.text_content() == result.summary
+    assert second.page.locator("#pair-b textarea").input_value() == PAIR[1]
+    assert str(result) in printed(code(second), capsys)
+
+
+def test_the_link_of_the_finder(visit: Callable[..., Visitor], capsys: pytest.CaptureFixture[str]) -> None:
+    first = visit()
+    first.open("heads")
+    found = first.page.locator("#heads-found [data-painted]")
+    found.wait_for()
+    first.page.locator("#from-word").locator("textarea, input").fill("big")
+    first.page.locator("#versus").locator("textarea, input").fill("")
+    first.wait_for_new("heads-found", first.page.locator("#find").click)
+    first.page.wait_for_url("**from=big**")
+    assert parse_qs(urlsplit(first.page.url).query, keep_blank_values=True)["versus"] == [""]
+    second = visit()
+    second.page.goto(first.page.url)
+    result = probe.find_heads("bert", DEFAULT_TEXT, "big", "trophy")
+    line = second.page.locator("#heads-found .af-remark").first
+    line.wait_for()
+    assert line.text_content() == result.summary
+    assert str(result) in printed(code(second), capsys)
+
+
+def test_the_link_of_an_effect(visit: Callable[..., Visitor], capsys: pytest.CaptureFixture[str]) -> None:
+    first = visit()
+    first.open("effect", on="b")
+    box = first.page.locator("#effect-heads").locator("textarea, input")
+    box.fill("4.5, 2")
+    first.wait_for_new("effect-figure", lambda: box.press("Enter"))
+    mean = first.page.locator("#effect-how label", has_text="its mean")
+    first.wait_for_new("effect-figure", mean.click)
+    first.page.wait_for_url("**instead=mean**")
+    result = probe.ablate("gpt2", DEFAULT_TEXT, [(4, 5), 2], "mean")
+    second = visit()
+    second.page.goto(first.page.url)
+    subtitle = second.page.locator("#effect-figure .af-subtitle")
+    subtitle.wait_for()
+    assert subtitle.text_content() == result.summary
+    assert second.page.locator("#effect-heads").locator("textarea, input").input_value() == "4.5, 2"
+    assert second.page.locator("#effect-how input:checked").input_value() == "mean"
+    assert str(result) in printed(code(second), capsys)
+
+
+def test_the_link_of_bertvizs_model_view(visit: Callable[..., Visitor]) -> None:
+    first = visit()
+    first.open("bertviz", text="draw a map")
+    first.page.locator("#bertviz-kind label").nth(1).click()
+    first.page.wait_for_url("**bertviz=model**")
+    second = visit()
+    second.page.goto(first.page.url)
+    second.page.locator("#bertviz-frames .bz-model iframe").first.wait_for()
+    assert second.page.locator("#bertviz-kind input:checked").input_value() == "model"
