@@ -1,4 +1,4 @@
-"""The command line: ``python -m probe verify|attend|masks|trace|heads|find|export|reproduce|models``.
+"""The command line: ``python -m probe verify|attend|masks|trace|heads|find|effect|export|reproduce|models``.
 
 Results go to stdout, everything else to stderr. Exit code 0: all is well; 1: a check failed; 2: bad input.
 """
@@ -8,10 +8,16 @@ from __future__ import annotations
 import json
 import os
 import sys
+import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
+
+# What transformers has to say of a checkpoint, ``load`` says in an error or a warning of its own. The
+# variable is read when transformers is imported, which is after this.
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 app = typer.Typer(
     add_completion=False,
@@ -22,6 +28,32 @@ app = typer.Typer(
     "Layers, heads and positions count from 0, special tokens included.",
     epilog="Exit code 0: all is well; 1: a check failed; 2: bad input.",
 )
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        import probe
+
+        _print(f"attention-probe {probe.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+def _expanded(path: str) -> Path:
+    """A path; ``~`` is the home folder, in quotes too, which keep the shell from saying so."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:  # of an unknown user
+        return Path(path)
+
 
 ModelName = Annotated[
     str,
@@ -39,6 +71,10 @@ Dtype = Annotated[str, typer.Option(help="float32, float64, float16 or bfloat16.
 Truncate = Annotated[
     bool, typer.Option("--truncate", help="Cut a text that is longer than the model takes, and say so.")
 ]
+How = Annotated[
+    str,
+    typer.Option("--how", metavar="WAY", help='zero: switched off; mean: set to its mean; or "other mask".'),
+]
 Layer = Annotated[int, typer.Option(help="Layer, counted from 0.")]
 Head = Annotated[int, typer.Option(help="Head, counted from 0.")]
 
@@ -47,12 +83,17 @@ Head = Annotated[int, typer.Option(help="Head, counted from 0.")]
 def verify(
     model: ModelName,
     texts: Annotated[
-        list[str] | None, typer.Argument(metavar="[TEXT]...", help="One text or several, in quotes.")
+        list[str] | None, typer.Argument(metavar="TEXT", help="One text or several, in quotes.")
     ] = None,
     pair: Pair = None,
     file: Annotated[
         Path | None,
-        typer.Option("--file", help="Also check every line of this UTF-8 file; empty lines are skipped."),
+        typer.Option(
+            "--file",
+            metavar="FILE",
+            parser=_expanded,
+            help="Also check every line of this UTF-8 file; empty lines are skipped.",
+        ),
     ] = None,
     as_json: AsJson = False,
     device: Device = None,
@@ -165,8 +206,6 @@ def heads(
     truncate: Truncate = False,
 ) -> None:
     """Measure every head: entropy, distance, weight on the previous token, induction and more."""
-    from dataclasses import replace
-
     import probe
     from probe.tables import measures_table
 
@@ -204,13 +243,45 @@ def find(
 
 
 @app.command()
+def effect(
+    model: ModelName,
+    text: TheText,
+    layer: Annotated[int | None, typer.Option(help="Layer, counted from 0; default: every head.")] = None,
+    head: Annotated[int | None, typer.Option(help="Head, counted from 0; default: all of the layer.")] = None,
+    how: How = "zero",
+    top: Annotated[int, typer.Option("--top", min=1, help="How many heads to list.")] = 10,
+    pair: Pair = None,
+    as_json: AsJson = False,
+    device: Device = None,
+    dtype: Dtype = "float32",
+    truncate: Truncate = False,
+) -> None:
+    """Change a head and say what becomes of the model's output; without --layer rank every head by that."""
+    import probe
+
+    if head is not None and layer is None:
+        raise typer.BadParameter("--head goes with --layer.")
+    loaded, given = _load(model, device, dtype), _with(text, pair)
+    result: Any
+    if layer is None:
+        ranking = probe.rank_heads(loaded, given, how, truncate=truncate)  # type: ignore[arg-type]
+        result = ranking if as_json else replace(ranking, ablations=ranking.ablations[:top])
+    else:
+        heads: Any = [layer if head is None else (layer, head)]
+        result = probe.ablate(loaded, given, heads, how, truncate=truncate)  # type: ignore[arg-type]
+    _print(result.to_dict() if as_json else str(result))
+
+
+@app.command()
 def export(
     model: ModelName,
     text: TheText,
     file: Annotated[
         Path,
         typer.Argument(
-            metavar="FILE", help="Ends in .json, .npz, .csv, .html, .xlsx, .png, .svg or .pdf: the format."
+            metavar="FILE",
+            parser=_expanded,
+            help="Ends in .json, .npz, .csv, .html, .xlsx, .png, .svg or .pdf: the format.",
         ),
     ],
     what: Annotated[
@@ -260,12 +331,12 @@ def export(
         )
     probe.export(result, file, model=loaded, **chosen)
     beside = f", and its manifest beside it, {file}.json" if file.suffix in {".csv", ".pdf"} else ""
-    typer.echo(f"Wrote {file}{beside}.", err=True)
+    _tell(f"Wrote {file}{beside}.")
 
 
 @app.command()
 def reproduce(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="A file that export wrote.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", parser=_expanded, help="A file that export wrote.")],
     as_json: AsJson = False,
 ) -> None:
     """Make the numbers in an exported file again, and say whether they still hold."""
@@ -333,16 +404,26 @@ def _print(result: Any) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+def _tell(message: str) -> None:
+    """One line on stderr, whatever the terminal's locale."""
+    line = f"{message}\n".encode(sys.stderr.encoding or "utf-8", errors="backslashreplace")
+    sys.stderr.buffer.write(line)
+    sys.stderr.flush()
+
+
+def _warn(message: Warning | str, *_: Any, **__: Any) -> None:
+    _tell(f"Warning: {message}")
+
+
 def main() -> NoReturn:
     """Run the command line; an error meant for people is one line on stderr and exit code 2."""
     from probe.errors import ProbeError
 
     try:
-        app()
+        with warnings.catch_warnings():
+            warnings.showwarning = _warn
+            app()
     except ProbeError as error:
-        message = f"Error: {error.told('command')}\n".encode(
-            sys.stderr.encoding or "utf-8", errors="backslashreplace"
-        )
-        sys.stderr.buffer.write(message)
+        _tell(f"Error: {error.told('command')}")
         sys.exit(2)
     sys.exit(0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import importlib.util
 import re
@@ -43,6 +44,15 @@ _VOCABULARIES = (
     "spiece.model",
     "sentencepiece.bpe.model",
 )
+# Names that the Hub once had without an owner, and that are still written so.
+_OWNERS = {
+    "openai-community": ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl", "openai-gpt"),
+    "google-bert": ("bert-base-uncased", "bert-base-cased", "bert-large-uncased", "bert-large-cased"),
+    "distilbert": ("distilgpt2", "distilbert-base-uncased", "distilbert-base-cased", "distilroberta-base"),
+    "FacebookAI": ("roberta-base", "roberta-large", "xlm-roberta-base", "xlm-roberta-large"),
+    "albert": ("albert-base-v1", "albert-base-v2"),
+    "google-t5": ("t5-small", "t5-base", "t5-large"),
+}
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
@@ -362,17 +372,29 @@ def _find(name: str) -> tuple[str, str, Path, str | None]:
         name.startswith((".", "~", "/")) or name.count("/") > 1 or "\\" in name or name.endswith("/")
     )
     if like_a_path and "://" not in name:
-        raise ProbeError(f'There is no folder "{shown}": check the path; it is taken from {Path.cwd()}.')
+        taken = "" if name.startswith(("~", "/")) else f"; it is taken from {Path.cwd()}"
+        raise ProbeError(f'There is no folder "{shown}": check the path{taken}.')
     if not _HUB_ID.fullmatch(name):
         raise ProbeError(
-            f'There is no model "{shown}": give "bert", "gpt2", {" or ".join(BUNDLED)}, an existing folder, '
-            "or a full Hub id with its owner, such as openai-community/gpt2."
+            f'There is no model "{shown}": {_meant(name)}give "bert", "gpt2", {" or ".join(BUNDLED)}, an '
+            "existing folder, or a full Hub id with its owner, such as openai-community/gpt2."
         )
     cached = _whole_snapshot(name)
     if cached is not None:
         return name, "Hub cache", cached, hub.revision_of(cached)
     downloaded = hub.download(name)
     return name, "Hub", downloaded, hub.revision_of(downloaded)
+
+
+def _meant(name: str) -> str:
+    """A hint where a name is almost one: in capitals, its beginning only, or without its owner."""
+    names = {known: known for known in (*DEFAULTS, *BUNDLED)}
+    names |= {one: f"{owner}/{one}" for owner, ones in _OWNERS.items() for one in ones if one not in names}
+    by_lower = {known.lower(): known for known in names}
+    lower = name.lower()[:100]
+    begun = [known for known in by_lower if len(lower) > 1 and known.startswith(lower)]
+    close = begun or difflib.get_close_matches(lower, by_lower, n=1, cutoff=0.8)
+    return f'do you mean "{names[by_lower[close[0]]]}"? Otherwise ' if close else ""
 
 
 def _existing(name: str) -> Path | None:

@@ -119,6 +119,7 @@ def encode(
         "return_offsets_mapping": tokenizer.is_fast,
     }
     batch = tokenizer(truncation=False, padding=False, verbose=False, **options)
+    _check_words(batch, len(arguments), tokenizer)
     full = len(batch["input_ids"])
     truncated = None
     if max_tokens is not None and full > max_tokens:
@@ -136,8 +137,6 @@ def encode(
         truncated = f"Cut to {which}{kept:,} of {full:,} tokens, all that this model takes."
 
     ids = tuple(batch["input_ids"])
-    if not ids:
-        raise ProbeError("The tokenizer finds no token in this text: give at least one word.")
     if max(ids) >= vocab_size:
         raise ProbeError(
             f"Token id {max(ids):,} is outside the model's vocabulary of {vocab_size:,}: "
@@ -170,6 +169,19 @@ def encode(
         segment_ids_used="token_type_ids" in batch,
         truncated=truncated,
     )
+
+
+def _check_words(batch: Any, parts: int, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Refuse a text of which nothing is left but what the tokenizer adds (a BERT's drops U+200B and NUL)."""
+    if tokenizer.is_fast:
+        found = len(set(batch.sequence_ids()) - {None})
+    else:
+        found = parts if not all(batch["special_tokens_mask"]) else 0
+    if found < parts:
+        which = "this text" if parts == 1 else "one of these texts"
+        raise ProbeError(
+            f"The tokenizer finds no token in {which}, only characters that it drops: give at least one word."
+        )
 
 
 def _is_typed(tokenizer: PreTrainedTokenizerBase, token_id: int, typed: str | None) -> bool:

@@ -23,7 +23,7 @@ from probe.families import Projection
 ROOT = Path(__file__).resolve().parents[2]
 SENTENCE = "The cat sat on the mat because it was warm."
 Run = Callable[..., tuple[int, str, str]]
-TEXT_COMMANDS = ("verify", "attend", "masks", "trace", "heads", "find", "export")
+TEXT_COMMANDS = ("verify", "attend", "masks", "trace", "heads", "find", "effect", "export")
 COMMANDS = (*TEXT_COMMANDS, "reproduce", "models")
 
 
@@ -146,6 +146,47 @@ def test_masks(run: Run) -> None:
     assert code == 0 and "trained with the causal mask" in out
 
 
+def test_effect(run: Run) -> None:
+    code, out, _ = run("effect", "gpt2", SENTENCE, "--layer", "4", "--head", "5", "--how", "mean", "--json")
+    expected = probe.ablate("gpt2", SENTENCE, [(4, 5)], "mean").to_dict()
+    assert code == 0 and strict(out) == json.loads(json.dumps(expected))
+    code, out, _ = run("effect", "gpt2", SENTENCE, "--layer", "4")
+    assert code == 0 and out == f"{probe.ablate('gpt2', SENTENCE, [4]).summary}\n"
+    code, out, _ = run("effect", "gpt2", SENTENCE, "--top", "2")
+    ranking = probe.rank_heads("gpt2", SENTENCE)
+    assert code == 0 and out.splitlines() == str(ranking).splitlines()[:2]
+    assert [float(line.split()[0]) for line in out.splitlines()] == sorted(
+        (float(f"{one.effect:.4g}") for one in ranking.ablations), reverse=True
+    )[:2]
+
+
+def test_version(run: Run) -> None:
+    assert run("--version") == (0, f"attention-probe {probe.__version__}\n", "")
+
+
+def test_a_warning_is_one_line(run: Run, tiny_gpt2: Callable[..., Path]) -> None:
+    folder = tiny_gpt2()
+    weights = load_file(folder / "model.safetensors")
+    weights["transformer.wte.weight"][7] = float("inf")
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    code, out, err = run("attend", str(folder), "a b", "--json")
+    assert code == 0 and strict(out)["tokens"]
+    err = err[err.index("Warning: ") :]  # behind the progress bar of saving
+    assert err.startswith(f"Warning: {folder} in torch.float32 has weights that are NaN or infinite")
+    assert err.endswith(".\n") and err.count("\n") == 1
+
+
+def test_the_home_folder_in_quotes(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "texts.txt").write_text("One day\n")
+    code, out, _ = run("verify", "gpt2", "--file", "~/texts.txt", "--json")
+    assert code == 0 and strict(out)["texts"] == ["One day"]
+    code, _, err = run("export", "gpt2", "One day", "~/map.json", "--layer", "0", "--head", "1")
+    assert code == 0 and err == f"Wrote {tmp_path / 'map.json'}.\n"
+    assert run("reproduce", "~/map.json")[0] == 0
+    assert "can't be read: No such file" in run("reproduce", "~nobody-of-this-name/map.json")[2]
+
+
 def test_models(run: Run) -> None:
     code, out, _ = run("models", "--json")
     rows = {row["name"]: row for row in strict(out)}
@@ -183,6 +224,11 @@ def test_models(run: Run) -> None:
         (("attend", "gpt2", "Hi", "--colour"), "No such option"),
         (("attend", "gpt2"), "Missing argument"),
         (("explain", "gpt2"), "No such command"),
+        (("verify", "GPT2", "Hi"), 'There is no model "GPT2": do you mean "gpt2"? Otherwise give'),
+        (("verify", "distilgpt2", "Hi"), 'do you mean "distilbert/distilgpt2"?'),
+        (("verify", "bert", "\u200b"), "finds no token in this text, only characters that it drops"),
+        (("effect", "gpt2", "Hi", "--head", "1"), "--head goes with --layer"),
+        (("effect", "gpt2", "Hi", "--how", "half"), "There is no way 'half' to change a head"),
     ],
 )
 def test_bad_input_is_exit_code_2(run: Run, arguments: tuple[str, ...], message: str) -> None:
@@ -226,6 +272,7 @@ def test_help(run: Run, command: tuple[str, ...]) -> None:
             assert option in out
         if command[0] != "export":
             assert "--json" in out
+    assert "[[" not in out
 
 
 # --- in a process of its own --------------------------------------------------------------------------------
@@ -246,6 +293,20 @@ def test_k02_json_is_all_there_is_on_stdout() -> None:
     report = strict(done.stdout.decode())
     assert report["passed"] is True
     assert report["texts"] == ["a"] and report["num_tokens"] == [1]
+
+
+@pytest.mark.slow
+def test_nothing_of_transformers_own_on_stderr(tiny_gpt2: Callable[..., Path]) -> None:
+    """It reports on a checkpoint whose configuration is wrong, and on one without its head for words."""
+    folder = tiny_gpt2()
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"vocab_size": 3}))
+    done = elsewhere("verify", str(folder), "a b")
+    assert done.returncode == 2 and done.stdout == b""
+    assert done.stderr.startswith(b"Error: The checkpoint in ") and done.stderr.count(b"\n") == 1
+    (folder / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": False}))
+    done = elsewhere("verify", str(folder), "a b")
+    assert (done.returncode, done.stderr) == (0, b"")
 
 
 PLAIN = {"LC_ALL": "C", "PYTHONIOENCODING": "ascii", "COLUMNS": "40"}

@@ -211,6 +211,20 @@ def test_t02_emoji(model: Model, text: str) -> None:
     assert probe.verify(model, text).passed
 
 
+@pytest.mark.parametrize("text", ["\u200b", "\x00", "\ufeff\u200b", ("a cat", "\u200b"), ("\x00", "a cat")])
+def test_text_of_which_the_tokenizer_leaves_nothing(bert: Model, gpt2: Model, text: Any) -> None:
+    # transformers gives [CLS] [SEP], and a map of two special tokens.
+    assert bert.tokenizer("\u200b")["input_ids"] == [101, 102]
+    for look in (probe.attend, probe.verify, probe.compare):
+        with pytest.raises(
+            ProbeError, match=r"finds no token in .* only characters that it drops: give at lea"
+        ):
+            look(bert, text)
+    if isinstance(text, str):
+        assert len(probe.attend(gpt2, text).tokens) == len(gpt2.tokenizer(text)["input_ids"])  # kept as bytes
+    assert probe.attend(bert, "[MASK]").tokens == ("[CLS]", "[MASK]", "[SEP]")
+
+
 @pytest.mark.parametrize("text", ["Café İstanbul naïve", unicodedata.normalize("NFD", "Café İstanbul naïve")])
 def test_t04_accents_come_back_as_typed(model: Model, text: str) -> None:
     run = probe.attend(model, text)
