@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 
 # Gradio reads this when it is imported.
@@ -13,6 +14,7 @@ try:
 except ImportError:
     spaces = None
 
+from probe import ProbeError
 from probe.ui import build, launch_options, warm_up
 
 if spaces is not None:
@@ -22,5 +24,9 @@ if spaces is not None:
 demo = build()
 
 if __name__ == "__main__":
+    try:
+        options = launch_options()
+    except ProbeError as error:
+        sys.exit(f"Error: {error}")
     threading.Thread(target=warm_up, daemon=True).start()
-    demo.queue(max_size=64).launch(**launch_options())
+    demo.queue(max_size=64).launch(**options)

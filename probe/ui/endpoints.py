@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any, TypeVar
 
 import gradio as gr
@@ -152,6 +154,25 @@ def find_heads(
         return probe.find_heads(loaded, _text(text, second), words[0], words[1], words[2] or None).to_dict()
 
     return _answer(question)
+
+
+def asked_for_mcp() -> bool:
+    """Whether the endpoints are to be tools of an MCP server too: where GRADIO_MCP_SERVER is True.
+
+    Raises
+    ------
+    ProbeError
+        If they are, and the package for it is missing.
+    """
+    if os.environ.get("GRADIO_MCP_SERVER", "").lower() != "true":
+        return False
+    try:
+        found = version("mcp")
+    except PackageNotFoundError:
+        found = ""
+    if not found.startswith("1."):
+        raise probe.ProbeError('An MCP server needs the package mcp, version 1: pip install "mcp>=1.21,<2".')
+    return True
 
 
 def add() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import gradio as gr
 
-from probe.ui import colors
+from probe.ui import colors, endpoints
 
 ASSETS = Path(__file__).parent / "assets"
 
@@ -156,6 +156,11 @@ def launch_options() -> dict[str, Any]:
     Gradio keeps 0.6 MB for each visitor until it forgets the one who has been away longest; with the results
     that are kept (``state.KEPT_BYTES``, and a few runs under the other mask) memory stays below 1.5 GB, not
     counting the models.
+
+    Raises
+    ------
+    ProbeError
+        If an MCP server is asked for and can't be had.
     """
     return {
         "theme": theme(),
@@ -164,4 +169,5 @@ def launch_options() -> dict[str, Any]:
         "run_history": False,
         "state_session_capacity": 500,
         "max_file_size": "1mb",
+        "mcp_server": endpoints.asked_for_mcp(),
     }

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import ast
+import asyncio
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import PackageNotFoundError
+from typing import Any
 
 import pytest
 from gradio_client import Client
 from gradio_client.exceptions import AppError
 
 import probe
+from probe.ui import endpoints
 from probe.ui.limits import MAX_CHARACTERS, MAX_TEXTS
 
 TEXT = "The cat sat on"
@@ -118,3 +123,52 @@ def test_sessions_at_once_get_their_own_answers(address: str) -> None:
 
     with ThreadPoolExecutor(4) as pool:
         assert list(pool.map(ask, texts)) == [[list(probe.attend("gpt2", text).tokens)] * 3 for text in texts]
+
+
+def test_the_endpoints_are_tools_of_an_mcp_server_on_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    from mcp import ClientSession
+    from mcp.client.streamable_http import streamable_http_client
+
+    from probe.ui import build, launch_options
+
+    assert launch_options()["mcp_server"] is False
+    monkeypatch.setenv("GRADIO_MCP_SERVER", "True")
+    demo = build()
+    demo.queue(max_size=64).launch(prevent_thread_lock=True, quiet=True, **launch_options())
+
+    async def ask() -> tuple[list[Any], Any, Any]:
+        where = f"{demo.local_url}gradio_api/mcp/"
+        async with streamable_http_client(where) as (read, write, _), ClientSession(read, write) as session:
+            await session.initialize()
+            tools = (await session.list_tools()).tools
+            asked = {"text": TEXT, "model": "gpt2", "layer": 4, "head": 5}
+            answer = await session.call_tool("attend", asked)
+            return tools, answer, await session.call_tool("attend", {**asked, "layer": 6})
+
+    try:
+        tools, answer, refused = asyncio.run(ask())
+    finally:
+        demo.close()
+    assert {tool.name for tool in tools} == {"attend", "verify", "compare_masks", "trace", "find_heads"}
+    assert all(tool.description and tool.inputSchema["required"] for tool in tools)
+    # Gradio writes the answer as a Python literal.
+    assert (
+        ast.literal_eval(answer.content[0].text)["weights"]
+        == probe.attend("gpt2", TEXT).weights(4, 5).tolist()
+    )
+    assert refused.isError and "counted from 0 to 5" in refused.content[0].text
+
+
+def test_without_its_package_an_mcp_server_is_refused_in_one_sentence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def missing(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr("probe.ui.endpoints.version", missing)
+    assert endpoints.asked_for_mcp() is False
+    monkeypatch.setenv("GRADIO_MCP_SERVER", "True")
+    with pytest.raises(
+        probe.ProbeError, match=r'needs the package mcp, version 1: pip install "mcp>=1\.21,<2"'
+    ):
+        endpoints.asked_for_mcp()
