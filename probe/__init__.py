@@ -14,10 +14,11 @@ from probe.masking import MaskComparison, compare_masks
 from probe.measures import HeadMeasures, Rollout, measure_heads, rollout
 from probe.models import Model, load
 from probe.prediction import Prediction, predict
+from probe.report import Cell, HeadCheck, LayerCheck, Report
 from probe.rerun import FromScratchRun, run_from_scratch
 from probe.texts import TextComparison, compare_texts
 from probe.tracing import Trace, trace
-from probe.verification import Cell, HeadCheck, LayerCheck, Report, verify
+from probe.verification import verify
 from probe.words import Words, group_words, single_tokens
 from probe.workbook import to_workbook
 

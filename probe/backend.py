@@ -151,13 +151,22 @@ class Call:
             maps[:, :, rows, seen.stop :] = 0.0
         return maps
 
-    def output(self) -> Tensor:
-        """What a backend returns, from scratch: (B, Tq, H, value_dim)."""
+    def steps(self) -> AttentionSteps:
+        """All heads from scratch: weights (B, H, Tq, Tk) and output (B, H, Tq, value_dim)."""
         every = list(range(self.shape[1]))
         group = self.shape[1] // self.key.shape[1]
         key, value = (part.repeat_interleave(group, dim=1) for part in (self.key, self.value))
-        output = self._attend(self.query, key, value, every, slice(None), slice(None)).output
-        return output.transpose(1, 2).contiguous()  # (B, H, Tq, value_dim) -> (B, Tq, H, value_dim)
+        return self._attend(self.query, key, value, every, slice(None), slice(None))
+
+    def output(self) -> Tensor:
+        """What a backend returns, from scratch: (B, Tq, H, value_dim)."""
+        return self.steps().output.transpose(1, 2).contiguous()  # (B, H, Tq, value_dim) before
+
+    def own(self) -> tuple[Tensor, Tensor | None]:
+        """What the backend itself computes: (B, Tq, H, value_dim), and on eager the weights."""
+        return _own(self.backend, self.module)(
+            self.module, self.query, self.key, self.value, self.attention_mask, **self.options
+        )
 
     def _attend(
         self, query: Tensor, key: Tensor, value: Tensor, heads: list[int], rows: slice, columns: slice
@@ -298,12 +307,10 @@ def _attention(
     **options: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """The attention function registered for a backend."""
+    call = Call(module, query, key, value, backend, attention_mask, options)
     listener = _listener.get()
-    if listener is not None:
-        output = listener(Call(module, query, key, value, backend, attention_mask, options))
-        if output is not None:
-            return output, None
-    return _own(backend, module)(module, query, key, value, attention_mask, **options)
+    output = None if listener is None else listener(call)
+    return call.own() if output is None else (output, None)
 
 
 def _own(backend: str, module: nn.Module) -> _Function:

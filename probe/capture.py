@@ -341,7 +341,7 @@ def _capture(
         if seen > last:
             raise _Enough
 
-    with backend.undisturbed(model.hf), torch.no_grad(), _memory_explained(model, inputs):
+    with backend.undisturbed(model.hf), torch.no_grad(), memory_explained(model, inputs):
         try:
             if backend.uses_interface(model.hf):
                 with backend.listening(model.hf, lambda call: keep(call.shape, call.weights)):
@@ -371,42 +371,78 @@ def _attend_tensors(
     model: Model, inputs: Mapping[str, Tensor], wanted: Wanted, dtype: torch.dtype | None
 ) -> Run:
     """``attend`` for what a processor makes of an image or a recording."""
-    name = model.hf.main_input_name
-    if model.takes_text:
-        raise ProbeError(f"{model.name} takes text: give the text itself, not tensors.")
-    needed = [name, *(["decoder_input_ids"] if model.has_target else [])]
-    for key in needed:
-        value = inputs.get(key)
-        if not isinstance(value, Tensor) or not value.dim() or len(value) != 1:
-            raise ProbeError(f'Give {model.name} "{key}" as a tensor of one item: its first dimension is 1.')
+    given = tensors_for(model, inputs)
     maps: Maps = {}
-    try:
-        given = {
-            key: value.to(model.device, model.dtype if value.is_floating_point() else None)
-            for key, value in inputs.items()
-        }
+    with unfit_explained(model):
         sizes = _capture(model, given, wanted, None, [maps], dtype)
-    except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
-        if isinstance(error, ProbeError):
-            raise
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
-        raise ProbeError(
-            f"{model.name} can't be run on these tensors ({reason}): give what its processor returns."
-        ) from None
-    tokens = _positions(model, inputs[name], sizes["encoder" if model.has_target else "self"][0])
-    target = _target_of_ids(model, inputs["decoder_input_ids"][0].tolist()) if model.has_target else None
+    source, target = encode_tensors(model, given, sizes["encoder" if model.has_target else "self"][0])
     return Run(
         model.name,
         model.source,
-        f"{name} {tuple(inputs[name].shape)}",
-        tokens,
-        None,
-        tuple(token.startswith("[") for token in tokens),
+        source.text,
+        source.tokens,
+        source.spans,
+        source.special,
         None,
         {kind: model.heads_of(kind) for kind in model.kinds},
         maps,
         target,
     )
+
+
+def tensors_for(model: Model, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What a processor returned for one image or recording, on the model's device and in its dtype.
+
+    Raises
+    ------
+    ProbeError
+        If the model takes text, or lacks a tensor.
+    """
+    if model.takes_text:
+        raise ProbeError(f"{model.name} takes text: give the text itself, not tensors.")
+    for key in (model.hf.main_input_name, *(["decoder_input_ids"] if model.has_target else [])):
+        value = inputs.get(key)
+        if not isinstance(value, Tensor) or not value.dim() or len(value) != 1:
+            raise ProbeError(f'Give {model.name} "{key}" as a tensor of one item: its first dimension is 1.')
+    with unfit_explained(model):
+        return {
+            key: value.to(model.device, model.dtype if value.is_floating_point() else None)
+            for key, value in inputs.items()
+        }
+
+
+@contextmanager
+def unfit_explained(model: Model) -> Iterator[None]:
+    """A ProbeError in place of what a network says of tensors that it can't be run on."""
+    try:
+        yield
+    except ProbeError:
+        raise
+    except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+        raise ProbeError(
+            f"{model.name} can't be run on these tensors ({reason}): give what its processor returns."
+        ) from None
+
+
+def encode_tensors(
+    model: Model, inputs: Mapping[str, Tensor], count: int
+) -> tuple[Encoding, Encoding | None]:
+    """Names for the ``count`` positions that a network makes of tensors, and for its target's tokens."""
+    name = model.hf.main_input_name
+    tokens = _positions(model, inputs[name], count)
+    source = Encoding(
+        text=f"{name} {tuple(inputs[name].shape)}",
+        ids=(0,) * count,
+        tokens=tokens,
+        spans=None,
+        special=tuple(token.startswith("[") for token in tokens),
+        words=None,
+        segments=(0,) * count,
+        segment_ids_used=False,
+    )
+    target = _target_of_ids(model, inputs["decoder_input_ids"][0].tolist()) if model.has_target else None
+    return source, target
 
 
 def _positions(model: Model, tensor: Tensor, count: int) -> tuple[str, ...]:
@@ -468,7 +504,7 @@ def watch(model: Model, encoding: Encoding, see: Callable[[int, Tensor, Tensor |
         seen += 1
 
     inputs, _ = batch_inputs(model, [encoding])
-    with backend.undisturbed(model.hf), torch.no_grad(), _memory_explained(model, inputs):
+    with backend.undisturbed(model.hf), torch.no_grad(), memory_explained(model, inputs):
         if backend.uses_interface(model.hf):
             with backend.listening(
                 model.hf, lambda call: show(call.weights(range(call.shape[1])), call.mask)
@@ -492,7 +528,7 @@ def _apparent_mask(weights: Tensor) -> Tensor | None:
 
 
 @contextmanager
-def _memory_explained(model: Model, inputs: dict[str, Any]) -> Iterator[None]:
+def memory_explained(model: Model, inputs: dict[str, Any]) -> Iterator[None]:
     try:
         yield
     except torch.OutOfMemoryError:
@@ -702,7 +738,7 @@ def record(
         for listener in listeners.values():
             for handle in listener.attach():
                 stack.callback(handle.remove)
-        with _memory_explained(model, inputs):
+        with memory_explained(model, inputs):
             result = network(**inputs)
     layers = tuple(listeners[site.attention].record(layer) for layer, site in enumerate(model.sites))
     return Recording(model, tuple(encodings), attention_mask, layers, causal, getattr(result, "logits", None))

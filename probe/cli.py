@@ -393,7 +393,7 @@ def _print(result: Any) -> None:
     if isinstance(result, str):
         text = result
     else:
-        from probe.verification import finite
+        from probe.report import finite
 
         text = json.dumps(finite(result), ensure_ascii=False, allow_nan=False, indent=2)
     try:

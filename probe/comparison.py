@@ -10,9 +10,10 @@ from probe.capture import Recording, encode_for, record
 from probe.masking import MaskComparison, masks_of
 from probe.models import Model, resolve
 from probe.prediction import Prediction, predictions_of
+from probe.report import Report
 from probe.tokens import Encoding, Text
 from probe.tracing import Trace, trace_of
-from probe.verification import Report, Tally, recompute
+from probe.verification import Tally, recompute
 
 
 @dataclass(frozen=True, eq=False)

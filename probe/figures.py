@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from probe.comparison import Comparison
     from probe.masking import MaskComparison
     from probe.measures import Rollout
+    from probe.report import Report
     from probe.texts import TextComparison
-    from probe.verification import Report
 
 FORMATS = ("png", "svg", "pdf")
 _DPI = 160

@@ -49,9 +49,9 @@ from probe.manifest import (
 from probe.masking import MaskComparison
 from probe.measures import HeadMeasures, Rollout
 from probe.models import Model, resolve
+from probe.report import Report
 from probe.texts import TextComparison
 from probe.tracing import HeadNumbers, Trace
-from probe.verification import Report
 from probe.words import single_tokens
 
 _PICTURES = ("png", "svg", "pdf")

@@ -25,10 +25,11 @@ from probe.finding import FoundHeads, find_heads
 from probe.masking import MaskComparison, compare_masks
 from probe.measures import MEASURES, HeadMeasures, Rollout, measure_heads, rollout
 from probe.models import DTYPES, Model, load, resolve
+from probe.report import Report
 from probe.texts import TextComparison, compare_texts
 from probe.tokens import Text
 from probe.tracing import Trace, trace
-from probe.verification import Report, verify
+from probe.verification import verify
 
 Result = (
     Run | Trace | MaskComparison | TextComparison | Comparison | Report | HeadMeasures | Rollout | FoundHeads

@@ -19,9 +19,9 @@ from probe.capture import Run
 from probe.comparison import Comparison
 from probe.masking import MaskComparison
 from probe.page import coarse
+from probe.report import Report
 from probe.tables import digits
 from probe.tracing import Trace
-from probe.verification import Report
 
 _SMALL, _SHOWN = 48, 34  # sides of a small picture: the largest in cells, and as shown in pixels
 _ROWS = 64

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from probe.finding import FoundHeads
     from probe.masking import MaskComparison
     from probe.measures import HeadMeasure, HeadMeasures, Rollout
+    from probe.report import HeadCheck, LayerCheck, Report
     from probe.texts import TextComparison, TextMap
     from probe.tracing import Trace
-    from probe.verification import HeadCheck, LayerCheck, Report
 
 
 def report_table(report: Report) -> str:

@@ -14,8 +14,9 @@ from attention import MultiHeadAttention, causal_mask, scaled_dot_product_attent
 from probe.capture import Recording, encode_for, record
 from probe.errors import ProbeError
 from probe.models import Model, resolve
+from probe.report import finite
 from probe.tokens import Text, visible
-from probe.verification import finite, from_scratch
+from probe.verification import from_scratch
 
 
 @dataclass(frozen=True, eq=False)

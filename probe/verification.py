@@ -4,202 +4,76 @@ Each layer is checked by itself, on its own captured input: the layer's weights 
 ``attention.MultiHeadAttention``, that module is run, and its projections, weights, contexts and output are
 compared with what the model computed in its forward pass. Which mask belongs there is worked out here from
 the text, not taken from the model, so a mask that the model got wrong shows.
+
+Where it isn't known where a model's weights lie, ``query_key.py`` begins a step later.
 """
 
 from __future__ import annotations
 
-import json
 import math
-import platform
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
-import transformers
 from torch import Tensor
 
 from attention import MultiHeadAttention, attention_by_loops, combine_masks, padding_mask
 from attention.modules import MultiHeadSteps
-from probe.capture import LayerRecord, Recording, batches, encode_all, record
+from probe import query_key
+from probe.capture import LayerRecord, Recording, batches, encode_all, encode_targets, record, tensors_for
 from probe.families import Site
+from probe.measuring import (
+    Places,
+    compare_maps,
+    count_cells,
+    difference,
+    fetched,
+    forbidden_keys,
+    largest_entry,
+    largest_norm,
+    places,
+    real_only,
+)
 from probe.models import Model, resolve
 from probe.precision import precise
+from probe.report import FROM_WEIGHTS, Cell, Findings, HeadCheck, LayerCheck, Report
 from probe.tokens import Encoding, Text
 from probe.visibility import allowed_keys
 
 
-@dataclass(frozen=True)
-class Cell:
-    """One entry of one attention map: where it is, what its tokens are called, and what both sides say."""
-
-    text: int
-    query: int
-    key: int
-    query_token: str
-    key_token: str
-    from_scratch: float
-    model: float
-
-
-@dataclass(frozen=True)
-class HeadCheck:
-    """One head, over all texts. Errors are absolute differences between the model and the computation from
-    scratch.
-
-    Attributes
-    ----------
-    layer, head : counted from 0.
-    max_abs_error, mean_abs_error : of the attention weights; the mean is over the cells a query may attend
-        to.
-    tolerance : what max_abs_error may be; see ``Bounds``.
-    worst : the cell with the largest error.
-    query_error, key_error, value_error : of the projected vectors, largest entry.
-    context_error : of the head's output before the output projection, largest entry.
-    forbidden_weight : the largest weight the model put on a key that the query may not attend to (a later
-        token of a causal model, padding of a shorter text); None where nothing is forbidden. It must be
-        exactly 0.
-    row_sum_error : how far the model's rows are from summing to 1.
-    loops_error : largest difference of the model's weights from ``attention_by_loops`` in float64, on a few
-        rows; None for heads outside the sample.
-    failed : which of these are not within their bounds: "weights" (max_abs_error), "query", "key", "value",
-        "context", "forbidden weight", "row sums", "loops".
-    passed : whether none has failed.
-    """
-
-    layer: int
-    head: int
-    max_abs_error: float
-    mean_abs_error: float
-    tolerance: float
-    worst: Cell
-    query_error: float
-    key_error: float
-    value_error: float
-    context_error: float
-    forbidden_weight: float | None
-    row_sum_error: float
-    loops_error: float | None
-    failed: tuple[str, ...]
-    passed: bool
-
-
-@dataclass(frozen=True)
-class LayerCheck:
-    """One layer's attention output, after the output projection and before the residual connection."""
-
-    layer: int
-    output_error: float
-    tolerance: float
-    passed: bool
-
-
-@dataclass(frozen=True)
-class Report:
-    """What ``verify`` found, head by head. Printing it shows a table.
-
-    ``tolerance`` is the largest tolerance of any head; ``max_abs_error`` the largest error of any attention
-    weight.
-    """
-
-    passed: bool
-    max_abs_error: float
-    tolerance: float
-    heads: tuple[HeadCheck, ...]
-    layers: tuple[LayerCheck, ...]
-    texts: tuple[Text, ...]
-    num_tokens: tuple[int, ...]
-    truncated: tuple[str | None, ...]
-    model: str
-    source: str
-    revision: str | None
-    sha256: str | None
-    device: str
-    dtype: str
-    backend: str
-    matmul_precision: str
-    versions: dict[str, str]
-
-    @property
-    def failures(self) -> list[HeadCheck | LayerCheck]:
-        """The heads and layers that did not pass."""
-        checks: list[HeadCheck | LayerCheck] = [*self.heads, *self.layers]
-        return [check for check in checks if not check.passed]
-
-    @property
-    def verdict(self) -> str:
-        """The result in one line."""
-        failed = [head for head in self.heads if not head.passed]
-        worst = max(failed or self.heads, key=lambda head: _nan_is_worst(head.max_abs_error))
-        where = f"largest difference {worst.max_abs_error:.1e} (layer {worst.layer}, head {worst.head})"
-        if self.passed:
-            return (
-                f"All {len(self.heads)} heads of {self.model} agree: {where}, tolerance {self.tolerance:.1e}."
-            )
-        layers = sorted({check.layer for check in self.failures})
-        named = ", ".join(map(str, layers[:8])) + (", ..." if len(layers) > 8 else "")
-        named = f"in layer{'s' if len(layers) > 1 else ''} {named}"
-        if not failed:
-            output = max((layer for layer in self.layers if not layer.passed), key=_severity)
-            return (
-                f"All {len(self.heads)} heads of {self.model} agree, but the attention's output does "
-                f"NOT, {named}: largest difference {output.output_error:.1e} (layer {output.layer}), "
-                f"tolerance {output.tolerance:.1e}."
-            )
-        what = ", ".join(dict.fromkeys(name for head in failed for name in head.failed))
-        return (
-            f"{len(failed)} of {len(self.heads)} heads of {self.model} do NOT agree, {named}: {where}, "
-            f"tolerance {worst.tolerance:.1e}. Not within bounds: {what}."
-        )
-
-    def to_dict(self) -> dict[str, Any]:
-        """The report as plain numbers, strings and lists; a number that isn't finite becomes its name."""
-        plain: dict[str, Any] = finite({**asdict(self), "verdict": self.verdict})
-        return plain
-
-    def to_json(self) -> str:
-        """``to_dict`` as strict JSON."""
-        return json.dumps(self.to_dict(), ensure_ascii=False, allow_nan=False, indent=2)
-
-    def __str__(self) -> str:
-        from probe.tables import report_table
-
-        return report_table(self)
-
-    def _repr_html_(self) -> str:
-        """For notebooks."""
-        from probe.notebook import report_html
-
-        return report_html(self)
-
-
 def verify(
     model: Model | str,
-    text_or_texts: Text | Sequence[Text],
+    text_or_texts: Text | Sequence[Text] | Mapping[str, Tensor],
+    target: str | Sequence[str] | None = None,
     *,
     truncate: bool = False,
 ) -> Report:
     """Check every head of every layer on one or more texts.
 
-    Each layer's own captured input goes through ``attention.MultiHeadAttention`` holding a copy of that
-    layer's weights. Texts of different length are run together, padded; padded positions are left out of
-    every comparison, as queries, and must get no weight as keys.
+    Of a model whose weights are described in ``probe/families``, each layer's own captured input goes through
+    ``attention.MultiHeadAttention`` holding a copy of that layer's weights: ``Report.check`` is "from the
+    weights". Any other that uses transformers' attention interface is checked "from query and key": those the
+    model itself made go through ``attention``. Texts of different length are run together, padded; padded
+    positions are left out of every comparison, as queries, and must get no weight as keys.
 
     Parameters
     ----------
     model : a loaded model, or a name as for ``load``.
-    text_or_texts : a text, a (first, second) tuple for a model that takes pairs, or a list of either.
+    text_or_texts : a text, a (first, second) tuple for a model that takes pairs, or a list of either. For a
+        model of images or sound, what its processor returns for one of them, as for ``attend``.
+    target : for a model with an encoder and a decoder, what it is to produce, or one for each text.
     truncate : cut texts that are longer than the model's positions; the report then says so.
 
     Raises
     ------
     ProbeError
-        If there is no such model or a text can't be taken. A check that fails is no error: see
-        ``Report.passed``.
+        If there is no such model or a text can't be taken; if the model computes its attention in code of
+        its own, which shows nothing to compare with. A check that fails is no error: see ``Report.passed``.
 
     Notes
     -----
-    How large a difference may be is derived, not chosen: see ``Bounds``.
+    How large a difference may be is derived, not chosen: see ``Bounds``, and ``query_key`` for what that
+    check can't see.
 
     Examples
     --------
@@ -207,7 +81,14 @@ def verify(
     True
     """
     model = resolve(model)
+    if model.family is None:
+        query_key.check_possible(model)
+    if isinstance(text_or_texts, Mapping):
+        return query_key.check_tensors(model, tensors_for(model, text_or_texts))
     encodings = encode_all(model, text_or_texts, truncate=truncate)
+    targets = encode_targets(model, text_or_texts, target, truncate=truncate)
+    if model.family is None:
+        return query_key.check_texts(model, encodings, targets)
     tally = Tally(model, encodings)
     for batch in batches(model, encodings, model.num_layers * model.num_heads):
         recording = record(model, [encodings[index] for index in batch])
@@ -249,12 +130,16 @@ class Recomputed:
 
 def recompute(recording: Recording) -> Iterator[Recomputed]:
     """Each layer's attention from scratch, on its recorded input, with a copy of its weights."""
+    real = recording.attention_mask
     masks: dict[int | None, tuple[Tensor | None, int]] = {}
     module = None
     for layer, (site, seen) in enumerate(zip(recording.model.sites, recording.layers, strict=True)):
         if site.window not in masks:
             mask = allowed_mask(recording, site.window)
-            masks[site.window] = mask, _allowed_cells(mask, recording.attention_mask)
+            masks[site.window] = (
+                mask,
+                count_cells(mask, real, real.shape[1]),
+            )
         mask, cells = masks[site.window]
         with precise(recording.model.device), torch.no_grad():
             module = from_scratch(site, module)
@@ -379,7 +264,7 @@ class _Errors:
     key_error_norm: tuple[float, ...]
     row: tuple[float, ...]
     total: tuple[float, ...]
-    worst: tuple[tuple[int, int, int], ...]
+    worst: Places
     ours: tuple[float, ...]
     theirs: tuple[float, ...]
     query_norm: tuple[float, ...]
@@ -391,18 +276,14 @@ class _Errors:
     output: float
 
 
-class Tally:
-    """Collects what every batch shows about every head, and makes the report of it."""
+class Tally(Findings):
+    """What every batch shows about every head, computed from the weights."""
 
     def __init__(self, model: Model, encodings: Sequence[Encoding]) -> None:
-        self.model = model
-        self.encodings = tuple(encodings)
+        super().__init__(model, FROM_WEIGHTS, encodings)
         # A float64 model whose code goes through float32 somewhere is no more exact than that.
         through_float32 = model.dtype == torch.float64 and model.known_family.float32_inside
         self.unit = torch.finfo(torch.float32 if through_float32 else model.dtype).eps / 2
-        self.heads: dict[tuple[int, int], HeadCheck] = {}
-        self.cells: dict[tuple[int, int], int] = {}
-        self.layers: dict[int, LayerCheck] = {}
 
     def add(self, recording: Recording, again: Recomputed, texts: Sequence[int]) -> None:
         """Compare one layer on one batch; ``texts`` are the indices of the batch's texts."""
@@ -411,14 +292,14 @@ class Tally:
         with precise(self.model.device), torch.no_grad():
             errors = _measure(seen, again, real)
             bounds = _bounds(seen, again, errors, scale, self.unit)
-            places = range(len(errors.worst))
-            sampled = again.layer % len(places)
+            num_heads = len(errors.worst)
+            sampled = again.layer % num_heads
             text, query, _ = errors.worst[sampled]
             if errors.weights[sampled] == 0.0:  # no worst row: the last one sees every key
                 query = len(recording.encodings[text]) - 1
             loops = _loops_error(seen, again, sampled, text, query, scale, recording)
 
-        for head in places:
+        for head in range(num_heads):
             error_and_bound = {
                 "weights": (errors.weights[head], bounds.weights[head]),
                 "query": (errors.query[head], bounds.query),
@@ -461,137 +342,39 @@ class Tally:
                 failed=failed,
                 passed=not failed,
             )
-            self._merge(check, again.cells)
-        output = LayerCheck(again.layer, errors.output, bounds.output, errors.output <= bounds.output)
-        known_output = self.layers.get(again.layer, output)
-        self.layers[again.layer] = max(known_output, output, key=_severity)
-
-    def _merge(self, check: HeadCheck, cells: int) -> None:
-        """Over several batches: the worst of each error, the mean over all cells."""
-        place = check.layer, check.head
-        known = self.heads.get(place)
-        if known is None:
-            self.heads[place], self.cells[place] = check, cells
-            return
-        total = self.cells[place] + cells
-        self.heads[place] = replace(
-            max(known, check, key=_severity),
-            mean_abs_error=(known.mean_abs_error * self.cells[place] + check.mean_abs_error * cells) / total,
-            query_error=_largest(known.query_error, check.query_error),
-            key_error=_largest(known.key_error, check.key_error),
-            value_error=_largest(known.value_error, check.value_error),
-            context_error=_largest(known.context_error, check.context_error),
-            forbidden_weight=_largest(known.forbidden_weight, check.forbidden_weight),
-            row_sum_error=_largest(known.row_sum_error, check.row_sum_error),
-            loops_error=_largest(known.loops_error, check.loops_error),
-            failed=(*known.failed, *(name for name in check.failed if name not in known.failed)),
-        )
-        self.cells[place] = total
-
-    def report(self) -> Report:
-        heads = tuple(self.heads[place] for place in sorted(self.heads))
-        layers = tuple(self.layers[layer] for layer in sorted(self.layers))
-        model = self.model
-        return Report(
-            passed=all(head.passed for head in heads) and all(layer.passed for layer in layers),
-            max_abs_error=_largest(*(head.max_abs_error for head in heads)),
-            tolerance=_largest(*(head.tolerance for head in heads)),
-            heads=heads,
-            layers=layers,
-            texts=tuple(encoding.text for encoding in self.encodings),
-            num_tokens=tuple(len(encoding) for encoding in self.encodings),
-            truncated=tuple(encoding.truncated for encoding in self.encodings),
-            model=model.name,
-            source=model.source,
-            revision=model.revision,
-            sha256=model.sha256,
-            device=_device_name(model.device),
-            dtype=str(model.dtype).removeprefix("torch."),
-            backend="eager",
-            matmul_precision="highest",
-            versions={
-                "python": platform.python_version(),
-                "torch": torch.__version__,
-                "transformers": transformers.__version__,
-            },
-        )
+            self.add_head(check, again.cells)
+        self.add_layer(LayerCheck(again.layer, errors.output, bounds.output, errors.output <= bounds.output))
 
 
-def _measure(seen: LayerRecord, again: Recomputed, real: Tensor) -> _Errors:
+def _measure(seen: LayerRecord, again: Recomputed, attention_mask: Tensor) -> _Errors:
     """Differences between the model and the computation from scratch; padding is left out as queries."""
-    steps, mask = again.steps, again.mask
-    padding = None if real.all() else ~real  # (B, T)
-    num_heads, length = seen.weights.shape[1], seen.weights.shape[-1]
-    every_head = torch.arange(num_heads, device=real.device)
-
-    def real_only(values: Tensor) -> Tensor:
-        """0 in place of what belongs to padding: (..., B, anything, T, n)."""
-        return values if padding is None else values.masked_fill(padding[:, None, :, None], 0.0)
-
-    def difference(ours: Tensor, theirs: Tensor) -> Tensor:
-        return real_only((ours - theirs).abs_())
-
-    def largest(values: Tensor) -> Tensor:
-        return values.amax(dim=(0, 2, 3))  # (B, H, T, n) -> (H,)
-
-    def longest(vectors: Tensor) -> Tensor:
-        """The largest norm: (..., B, H, T, n) -> (..., H)."""
-        # In half precision the square of a number can be too large for its dtype.
-        wide = torch.promote_types(vectors.dtype, torch.float32)
-        return vectors.norm(dim=-1, dtype=wide).amax(dim=(-3, -1))
-
-    weights = difference(steps.heads.weights, seen.weights)
-    of_rows = weights.amax(-1).transpose(0, 1).flatten(1)  # (B, H, T, T) -> (H, B * T)
-    worst_of_head, worst_row = of_rows.max(dim=1)
-    texts, queries = worst_row // length, worst_row % length
-    keys = weights[texts, every_head, queries].argmax(-1)  # (H, T) -> (H,)
-    worst = texts, every_head, queries, keys
-
-    row_sums = weights.sum(-1, keepdim=True)
-    model_sums = seen.weights.sum(-1, keepdim=True)
-    ours = torch.stack([steps.query, steps.key, steps.value])  # (3, B, H, T, head_dim)
-    projected = difference(ours, torch.stack([seen.query, seen.key, seen.value]))
-    query, key, value = projected.amax(dim=(1, 3, 4))
-    query_error_norm, key_error_norm, _ = longest(projected)
-    query_norm, key_norm, value_norm = longest(real_only(ours))
-    context = difference(steps.context[:, None], seen.context[:, None])  # (B, 1, T, H * head_dim)
-    by_head = context.squeeze(1).unflatten(-1, (num_heads, -1)).transpose(1, 2)  # (B, H, T, head_dim)
-    of_heads = {
-        "query": query,
-        "key": key,
-        "value": value,
-        "weights": worst_of_head,
-        "row_sum": largest(difference(model_sums, torch.ones_like(model_sums))),
-        "context": largest(by_head),
-        "query_error_norm": query_error_norm,
-        "key_error_norm": key_error_norm,
-        "row": largest(row_sums),
-        "total": row_sums.sum(dim=(0, 2, 3)),
-        "ours": steps.heads.weights[worst],
-        "theirs": seen.weights[worst],
-        "query_norm": query_norm,
-        "key_norm": key_norm,
-        "value_norm": value_norm,
-    }
-    if mask is not None:
-        forbidden = ~mask if padding is None else ~(mask | padding[:, None, :, None])
-        # A product, being much faster than masked_fill; where a weight is NaN the head fails either way.
-        of_heads["forbidden"] = largest(seen.weights * forbidden)
-    of_all = {
-        "input_norm": longest(real_only(seen.input[:, None]))[0],
-        "context_norm": longest(real_only(steps.context[:, None]))[0],
-        "context_error_norm": longest(context)[0],
-        "output": difference(steps.output[:, None], seen.output[:, None]).amax(),
-    }
-    return _Errors(
-        **{"forbidden": None, **_numbers(of_heads), **_numbers(of_all)},
-        worst=tuple(zip(texts.tolist(), queries.tolist(), keys.tolist(), strict=True)),
+    steps = again.steps
+    real = None if attention_mask.all() else attention_mask  # (B, T)
+    of_heads, worst = compare_maps(
+        steps.heads.weights, seen.weights, real, forbidden=forbidden_keys(again.mask, real)
     )
+    ours = torch.stack([steps.query, steps.key, steps.value])  # (3, B, H, T, head_dim)
+    projected = difference(ours, torch.stack([seen.query, seen.key, seen.value]), real)
+    for name, error in zip(("query", "key", "value"), projected.amax(dim=(1, 3, 4)), strict=True):
+        of_heads[name] = error
+    of_heads["query_error_norm"], of_heads["key_error_norm"], _ = largest_norm(projected)
+    norms = largest_norm(real_only(ours, real))
+    of_heads["query_norm"], of_heads["key_norm"], of_heads["value_norm"] = norms
+    context = difference(steps.context[:, None], seen.context[:, None], real)  # (B, 1, T, H * head_dim)
+    by_head = context.squeeze(1).unflatten(-1, (seen.weights.shape[1], -1)).transpose(1, 2)
+    of_heads["context"] = largest_entry(by_head)  # (B, H, T, head_dim) -> (H,)
+    of_all = {
+        "input_norm": largest_norm(real_only(seen.input[:, None], real))[0],
+        "context_norm": largest_norm(real_only(steps.context[:, None], real))[0],
+        "context_error_norm": largest_norm(context)[0],
+        "output": difference(steps.output[:, None], seen.output[:, None], real).amax(),
+    }
+    return _Errors(**{"forbidden": None, **fetched(of_heads), **fetched(of_all)}, worst=places(worst))
 
 
 def _bounds(seen: LayerRecord, again: Recomputed, errors: _Errors, scale: float, u: float) -> Bounds:
     sqrt_length, sqrt_width = math.sqrt(seen.weights.shape[-1]), math.sqrt(seen.query.shape[-1])
-    sizes = _numbers(again.sizes)
+    sizes = fetched(again.sizes)
 
     def projection(name: str, size: float) -> float:
         return 8 * u * (size * sizes[name] + sizes[f"{name} bias"])
@@ -614,19 +397,6 @@ def _bounds(seen: LayerRecord, again: Recomputed, errors: _Errors, scale: float,
         context=tuple(context),
         output=projection("output", errors.context_norm) + errors.context_error_norm * sizes["output"],
     )
-
-
-def _numbers(tensors: dict[str, Tensor]) -> dict[str, Any]:
-    """Tensors of one shape as Python numbers, (H,) as tuples; all are fetched from the device at once."""
-    values = torch.stack(list(tensors.values())).tolist()
-    plain = [tuple(value) if isinstance(value, list) else value for value in values]
-    return dict(zip(tensors, plain, strict=True))
-
-
-def _allowed_cells(mask: Tensor | None, real: Tensor) -> int:
-    if mask is None:
-        return int(real.sum()) * real.shape[1]
-    return int((mask[:, 0] & real[:, :, None]).sum())
 
 
 def _loops_error(
@@ -652,32 +422,3 @@ def _loops_error(
         scale=scale,
     )
     return float((weights - seen.weights[text, head, rows, :length].cpu().double()).abs().max())
-
-
-def _severity(check: HeadCheck | LayerCheck) -> tuple[bool, float]:
-    """Failed before passed, then by the error; NaN is the worst."""
-    error = check.max_abs_error if isinstance(check, HeadCheck) else check.output_error
-    return not check.passed, _nan_is_worst(error)
-
-
-def _nan_is_worst(value: float) -> float:
-    return math.inf if math.isnan(value) else value
-
-
-def _largest(*values: Any) -> Any:
-    """The largest number; NaN if there is one, None if there are only Nones."""
-    numbers = [value for value in values if value is not None]
-    return max(numbers, key=_nan_is_worst) if numbers else None
-
-
-def _device_name(device: torch.device) -> str:
-    return f"{device} ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else str(device)
-
-
-def finite(value: Any) -> Any:
-    """Plain numbers, strings and lists for strict JSON: a number that isn't finite becomes its name."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if isinstance(value, dict):
-        return {key: finite(item) for key, item in value.items()}
-    return [finite(item) for item in value] if isinstance(value, (list, tuple)) else value

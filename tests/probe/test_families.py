@@ -266,15 +266,17 @@ def test_the_window_stays_under_the_causal_mask(models: dict[str, Model], name: 
 
 @pytest.mark.parametrize("rope_type", ["dynamic", "yarn"])
 def test_a_kind_of_rotation_that_is_not_described(rope_type: str, tmp_path: Path) -> None:
-    """Its maps are captured, and right; what needs the weights is refused, by name."""
+    """Its maps are captured, and checked from query and key; what needs the weights is refused, by name."""
     parameters: dict[str, Any] = {"rope_type": rope_type, "rope_theta": 100.0, "factor": 4.0}
     if rope_type == "yarn":
         parameters["original_max_position_embeddings"] = 24
     folder = tiny.family_saver("llama", lambda: tmp_path)(rope_parameters=parameters)
     model = probe.load(str(folder))
     assert model.family is None and model.num_layers == 3 and model.num_heads == 6
+    report = probe.verify(model, TEXTS)
+    assert report.passed and report.check == "from query and key" and len(report.heads) == 18
     with pytest.raises(ProbeError) as error:
-        probe.verify(model, TEXTS[0])
+        probe.compare(model, TEXTS[0])
     one_sentence(error, model.name, 'kind of "llama"', "not described", "rope_type", "attend")
     run = probe.attend(model, TEXTS[0])
     theirs = eager_maps(folder, TEXTS[0])
