@@ -170,24 +170,31 @@ def draw_rollout(rollout: Rollout, layer: int | None = None, shown: Words | None
 
 
 def draw_errors(report: Report) -> Figure:
-    """The largest error of every head, layer by head, on a logarithmic scale; failed heads are crossed."""
-    layers = sorted({check.layer for check in report.heads})
-    heads = sorted({check.head for check in report.heads})
-    errors = np.full((len(layers), len(heads)), np.nan)
+    """The largest error of every head, layer by head, on a logarithmic scale; failed heads are crossed.
+
+    One map for each kind of attention.
+    """
+    panels = [_errors(report, kind) for kind in report.kinds]
+    return _compose(f"{report.model} ({report.source})", panels, [report.verdict])
+
+
+def _errors(report: Report, kind: str) -> _Panel:
+    checks = [check for check in report.heads if check.kind == kind]
+    layers, heads = (1 + max(getattr(check, name) for check in checks) for name in ("layer", "head"))
+    errors = np.full((layers, heads), np.nan)
     failed = np.zeros(errors.shape, dtype=bool)
-    for check in report.heads:
+    for check in checks:
         errors[check.layer, check.head] = check.max_abs_error
         failed[check.layer, check.head] = not check.passed
-    panel = _Panel(
-        "largest difference of an attention weight",
+    return _Panel(
+        f"{'' if kind == 'self' else f'{kind}: '}largest difference of an attention weight",
         errors,
         "difference",
-        _Axis("layer", tuple(map(str, layers))),
-        _Axis("head", tuple(map(str, heads))),
+        _Axis("layer", tuple(map(str, range(layers)))),
+        _Axis("head", tuple(map(str, range(heads)))),
         crossed=failed,
         crossed_means="did not pass",
     )
-    return _compose(f"{report.model} ({report.source})", [panel], [report.verdict])
 
 
 def figure_bytes(figure: Figure, format: str = "png") -> bytes:

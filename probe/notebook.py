@@ -43,8 +43,7 @@ def run_html(run: Run) -> str:
 
 def report_html(report: Report) -> str:
     """The verdict, and every head's error as a figure."""
-    texts = "1 text" if len(report.texts) == 1 else f"{len(report.texts)} texts"
-    what = f"{texts}, {sum(report.num_tokens)} tokens; {report.source}; {report.device}, {report.dtype}"
+    what = f"{report.given}; {report.source}; {report.device}, {report.dtype}"
     return _line(report.verdict, bold=True) + _line(what) + _figure(figures.draw_errors(report))
 
 

@@ -153,6 +153,14 @@ class Report:
         return tuple(dict.fromkeys(head.kind for head in self.heads))
 
     @property
+    def given(self) -> str:
+        """How much was given, in words."""
+        texts = "1 text" if len(self.texts) == 1 else f"{len(self.texts)} texts"
+        decoded = sum(map(len, self.target_tokens))
+        of_targets = f" and {decoded} of the target{'s'[: len(self.targets) > 1]}" if self.targets else ""
+        return f"{texts}, {sum(self.num_tokens)} tokens{of_targets}"
+
+    @property
     def failures(self) -> list[HeadCheck | LayerCheck]:
         """The heads and layers that did not pass."""
         checks: list[HeadCheck | LayerCheck] = [*self.heads, *self.layers]

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
 def report_table(report: Report) -> str:
     """The whole report: one line a head, one a layer, and what was checked."""
+    several = len(report.kinds) > 1
     heads = _table(
+        *(["kind"] if several else []),
         "layer",
         "head",
         "max error",
@@ -37,19 +39,17 @@ def report_table(report: Report) -> str:
         "",
     )
     for check in report.heads:
-        heads.add_row(*_head_cells(check))
+        heads.add_row(*([check.kind] if several else []), *_head_cells(check))
     layers = _table("layer", "output error", "tolerance", "")
     for layer in report.layers:
         layers.add_row(str(layer.layer), f"{layer.output_error:.1e}", f"{layer.tolerance:.1e}", _mark(layer))
-    tokens = sum(report.num_tokens)
-    texts = "1 text" if len(report.texts) == 1 else f"{len(report.texts)} texts"
     lines = [
         report.verdict,
-        f"{texts}, {tokens} tokens; {report.source}; {report.device}, {report.dtype}, {report.backend}; "
+        f"{report.given}; {report.source}; {report.device}, {report.dtype}, {report.backend}; "
         + ", ".join(f"{name} {version}" for name, version in report.versions.items()),
         *(f"Text {index}: {cut}" for index, cut in enumerate(report.truncated) if cut),
     ]
-    return "\n".join(lines) + "\n\n" + render(heads) + render(layers)
+    return "\n".join(lines) + "\n\n" + render(heads) + (render(layers) if report.layers else "")
 
 
 def _head_cells(check: HeadCheck) -> list[str | Line]:
@@ -96,7 +96,7 @@ def _table(*columns: str) -> Table:
         table.add_column(
             # As a Text, for a name in brackets would be taken for markup.
             Line(name),
-            justify="left" if name in {"", "token"} or "," in name or " on" in name else "right",
+            justify="left" if name in {"", "kind", "token"} or "," in name or " on" in name else "right",
         )
     return table
 
@@ -110,16 +110,21 @@ def render(table: Table) -> str:
     return "\n".join(line.rstrip() for line in output.getvalue().splitlines()) + "\n"
 
 
-def weights_table(run: Run, layer: int, head: int) -> str:
+def weights_table(run: Run, layer: int, head: int, kind: str | None = None) -> str:
     """One head's map: a row for each query, a column for each key; as wide as the text is long."""
-    weights = run.weights(layer, head)
+    weights = run.weights(layer, head, kind)
+    queries, keys = run.labels(kind)
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
     table.add_column("query \\ key")
-    for position, token in enumerate(run.tokens):
+    for position, token in enumerate(keys):
         table.add_column(Line(f"{position} {token}"), justify="right", no_wrap=True)
-    for position, (token, row) in enumerate(zip(run.tokens, weights.tolist(), strict=True)):
+    for position, (token, row) in enumerate(zip(queries, weights.tolist(), strict=True)):
         table.add_row(Line(f"{position} {token}", style=""), *(f"{weight:.3f}" for weight in row))
-    title = f"{run.model_name} ({run.source}), layer {layer}, head {head}; each row sums to 1"
+    of = "" if kind is None else f"{kind} attention, "
+    # The share of a model's sinks stands in no column.
+    has_sinks = bool((weights.float().sum(-1) < 0.99).any())
+    sums = "what a row lacks to 1 is its sink's" if has_sinks else "each row sums to 1"
+    title = f"{run.model_name} ({run.source}), {of}layer {layer}, head {head}; {sums}"
     return "\n".join([title, *([run.truncated] if run.truncated else [])]) + "\n\n" + render(table)
 
 
