@@ -650,9 +650,7 @@ def encode_targets(
             raise ProbeError(f"{model.name} has no decoder beside an encoder: it takes no target.")
         return []
     if targets is None:
-        raise ProbeError(
-            f"{model.name} has an encoder and a decoder: give the decoder's text too, as target."
-        )
+        raise ProbeError(f"{model.name} has an encoder and a decoder.", "target")
     alone = isinstance(sources, (str, tuple))
     fits = isinstance(targets, str) if alone else isinstance(targets, list | tuple)
     if not fits or (not alone and len(targets) != len(sources)):

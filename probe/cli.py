@@ -65,6 +65,12 @@ TheText = Annotated[str, typer.Argument(metavar="TEXT", help="The text, in quote
 Pair = Annotated[
     str | None, typer.Option("--pair", metavar="TEXT", help="Second sentence, for models like BERT.")
 ]
+Target = Annotated[
+    str | None,
+    typer.Option(
+        "--target", metavar="TEXT", help="What a model with an encoder and a decoder is to produce, like T5."
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON value instead of a table.")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, mps ...; default: the GPU if there is one.")]
 Dtype = Annotated[str, typer.Option(help="float32, float64, float16 or bfloat16.")]
@@ -95,12 +101,16 @@ def verify(
             help="Also check every line of this UTF-8 file; empty lines are skipped.",
         ),
     ] = None,
+    target: Target = None,
     as_json: AsJson = False,
     device: Device = None,
     dtype: Dtype = "float32",
     truncate: Truncate = False,
 ) -> None:
-    """Recompute every head of a model from its own weights, and compare."""
+    """Compute every head again, from the model's weights or from its queries and keys, and compare.
+
+    From the weights where it is known where they lie; the report says which it was.
+    """
     import probe
 
     given: list[Any] = [*(texts or []), *(_lines(file) if file else [])]
@@ -110,7 +120,10 @@ def verify(
         if len(given) != 1:
             raise typer.BadParameter("--pair goes with exactly one text.")
         given = [(given[0], pair)]
-    report = probe.verify(_load(model, device, dtype), given, truncate=truncate)
+    if target is not None and len(given) != 1:
+        raise typer.BadParameter("--target goes with exactly one text.")
+    targets = None if target is None else [target]
+    report = probe.verify(_load(model, device, dtype), given, targets, truncate=truncate)
     _print(report.to_dict() if as_json else str(report).rstrip())
     if not report.passed:
         raise typer.Exit(1)
@@ -123,6 +136,15 @@ def attend(
     layer: Layer = 0,
     head: Head = 0,
     all_heads: Annotated[bool, typer.Option("--all", help="With --json: all heads of all layers.")] = False,
+    kind: Annotated[
+        str | None,
+        typer.Option(
+            "--kind",
+            metavar="KIND",
+            help="With --target: encoder, decoder or cross (from the target to the text; the default).",
+        ),
+    ] = None,
+    target: Target = None,
     pair: Pair = None,
     as_json: AsJson = False,
     device: Device = None,
@@ -135,9 +157,14 @@ def attend(
 
     if all_heads and not as_json:
         raise typer.BadParameter("--all goes with --json.")
-    heads = None if all_heads else [(layer, head)]
-    run = probe.attend(_load(model, device, dtype), _with(text, pair), heads, truncate=truncate)
-    _print(run.to_dict() if as_json else weights_table(run, layer, head).rstrip())
+    if all_heads and kind is not None:
+        raise typer.BadParameter("--kind goes with one head, not with --all.")
+    loaded = _load(model, device, dtype)
+    if kind is None and loaded.has_target:
+        kind = "cross"
+    heads: Any = None if all_heads else [(layer, head) if kind is None else (kind, layer, head)]
+    run = probe.attend(loaded, _with(text, pair), heads, target=target, truncate=truncate)
+    _print(run.to_dict() if as_json else weights_table(run, layer, head, kind).rstrip())
 
 
 @app.command()

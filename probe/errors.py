@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 Surface = Literal["python", "command", "page"]
-Remedy = Literal["cut", "cpu", "float32", "tokenizer", "model", "place", "library"]
+Remedy = Literal["cut", "cpu", "float32", "tokenizer", "model", "place", "target", "library"]
 
 # What can be done, in the words of whoever asks: a caller in Python, the command line, the page. One that has
 # no such means gets what is left, or nothing.
@@ -35,6 +35,11 @@ _REMEDIES: dict[Remedy, dict[Surface, str]] = {
         "python": "Give layer and head.",
         "command": "Give --layer and --head.",
         "page": "Choose a layer and a head.",
+    },
+    "target": {
+        "python": 'Give what the decoder is to produce too: target="...".',
+        "command": "Give what the decoder is to produce too: --target TEXT.",
+        "page": "It can be looked at in Python and on the command line, not here.",
     },
     "library": {
         "python": "Install it (pip install pyarrow), or choose .csv.",

@@ -386,7 +386,7 @@ class TestEncoderDecoder:
 
     def test_errors(self, model: Model) -> None:
         for arguments, message in (
-            ({}, "give the decoder's text too, as target"),
+            ({}, "has an encoder and a decoder. Give what the decoder is to produce too: target="),
             ({"target": ["a", "b"]}, "one target for each text"),
             ({"target": ""}, "empty"),
             ({"target": "a", "heads": [(0, 0)]}, r"\(kind, layer, head\) triples"),
