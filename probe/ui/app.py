@@ -12,7 +12,7 @@ import gradio as gr
 
 import probe
 from probe.hub import arrived
-from probe.ui import endpoints, limits, links, widgets
+from probe.ui import downloads, endpoints, limits, links, widgets
 from probe.ui.bertviz_view import Bertviz
 from probe.ui.compare import AVERAGES, Compare
 from probe.ui.effect import Effect
@@ -65,6 +65,8 @@ class Page:
             learn,
         )
         self.ids = tuple(view.id for view in self.views)
+        self.downloads = widgets.widget("downloads")
+        self.download = widgets.widget("download"), widgets.widget("download-progress")
         self.share = widgets.widget("share")
         halves = self.header.halves
         self.heads = [slider for half in halves for slider in (half.layer, half.head)]
@@ -86,6 +88,7 @@ class Page:
         self.looked = [self.session, self.focus, self.view, *self.heads, *self.options, *self.asked]
         self.shown = [
             *(output for view in self.views for output in view.outputs),
+            self.downloads,
             self.share,
             self.filled_view,
         ]
@@ -113,7 +116,7 @@ class Page:
         values: list[Any] = []
         for view in self.views:
             values += view.render(screen) if view.id == screen.view else [gr.skip()] * len(view.outputs)
-        return [*values, self.shared(screen), screen.view]
+        return [*values, downloads.listing(screen), self.shared(screen), screen.view]
 
     def shared(self, screen: Screen) -> dict[str, Any]:
         """The value of ``self.share``."""
@@ -265,6 +268,11 @@ class Page:
         screen = self.screen(session, focus, view, *heads, *place[4:])
         return [*heads, screen.view, gr.Tabs(selected=screen.view), *self.filled(screen)]
 
+    def save(self, event: gr.EventData, *looked: Any) -> Iterator[list[Any]]:
+        """A file was asked for."""
+        asked = event._data.get("key"), event._data.get("format")
+        yield from map(list, downloads.answer(self.screen(*looked), *asked))
+
     def listen(self, demo: gr.Blocks) -> None:
         """Bind the functions to the components."""
         header, state = self.header, [self.session, self.focus]
@@ -339,6 +347,11 @@ class Page:
                 [*self.heads, self.view, self.tabs, *self.shown],
                 **_LOOK,
             )
+        saved = self.downloads.select(
+            self.save, self.looked, [*self.download], show_progress="hidden", **_RUN
+        )
+        # Gradio keeps what it has sent to a visitor; not a file that the visitor has.
+        saved.then(lambda: None, None, self.download[0], api_visibility="private", show_progress="hidden")
         verify = self.verify
         verify.upload.upload(read_file, verify.upload, verify.texts, api_visibility="private")
         checking = verify.start.click(

@@ -276,10 +276,15 @@ class Effect:
         )
         # First cancel, then say so: what was on its way would otherwise come last and stay.
         stop = self.stop.click(None, cancels=[ranked], **private)
-        stop.then(lambda: [_line("Stopped.", "stopped"), gr.skip(), *_buttons(False)], None, shown, **private)
+        stop.then(
+            lambda: [widgets.progress("Stopped.", "stopped"), gr.skip(), *_buttons(False)],
+            None,
+            shown,
+            **private,
+        )
         # A ranking of another text, model or change says nothing about this one.
         stale = self.subject.change(None, cancels=[ranked], **private)
-        stale.then(lambda: [_line("", ""), no_ranking(), *_buttons(False)], None, shown, **private)
+        stale.then(lambda: [widgets.progress("", ""), no_ranking(), *_buttons(False)], None, shown, **private)
 
     @property
     def outputs(self) -> list[Any]:
@@ -304,7 +309,7 @@ class Effect:
             return
         half = look(subject.session, subject.slot, 0, 0, None)
         if half.comparison is None:
-            yield [_line(half.problem, "refused"), no_ranking(), *_buttons(False)]
+            yield [widgets.progress(half.problem, "refused"), no_ranking(), *_buttons(False)]
             return
         model, text = half.comparison.model, half.comparison.encoding.text
         news: queue.SimpleQueue[tuple[int, int] | Ranking | Exception] = queue.SimpleQueue()
@@ -323,27 +328,23 @@ class Effect:
 
         threading.Thread(target=work, name="ranking", daemon=True).start()
         try:
-            yield [_line("Starting …", "started"), no_ranking(), *_buttons(True)]
+            yield [widgets.progress("Starting …", "started"), no_ranking(), *_buttons(True)]
             while True:
                 said = news.get()
                 while isinstance(said, tuple) and not news.empty():
                     said = news.get()
                 if isinstance(said, Exception):
-                    yield [_line(explain(said), "refused"), no_ranking(), *_buttons(False)]
+                    yield [widgets.progress(explain(said), "refused"), no_ranking(), *_buttons(False)]
                     return
                 if isinstance(said, Ranking):
                     unit = "nats" if said.ablations[0].changes else "relative"
                     table = listing(said, unit, subject.stamp())
-                    yield [_line(f"Done: {HOW[subject.how]}.", "done"), table, *_buttons(False)]
+                    yield [widgets.progress(f"Done: {HOW[subject.how]}.", "done"), table, *_buttons(False)]
                     return
-                line = _line(f"{said[0]} of {said[1]} heads …", f"at {said[0]}")
+                line = widgets.progress(f"{said[0]} of {said[1]} heads …", f"at {said[0]}")
                 yield [line, gr.skip(), gr.skip(), gr.skip()]
         finally:
             stop.set()
-
-
-def _line(text: str, stamp: str) -> dict[str, Any]:
-    return {"widget": "progress", "text": text, "stamp": stamp}
 
 
 def _buttons(running: bool) -> list[gr.Button]:

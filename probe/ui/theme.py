@@ -145,7 +145,7 @@ def head() -> str:
     scripts = [f"window.attentionPalette = {json.dumps(colors.palette())};"]
     scripts += [
         (ASSETS / name).read_text(encoding="utf-8")
-        for name in ("export.js", "figure.js", "page.js", "heads.js", "steps.js")
+        for name in ("export.js", "figure.js", "page.js", "heads.js", "downloads.js", "steps.js")
     ]
     return f"<style>\n{style()}</style>\n" + "".join(f"<script>\n{script}</script>\n" for script in scripts)
 

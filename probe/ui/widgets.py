@@ -28,6 +28,11 @@ def verdict(lines: list[tuple[str, str]], stamp: str) -> dict[str, Any]:
     }
 
 
+def progress(text: str, stamp: str) -> dict[str, Any]:
+    """One line on how far something is, or what became of it."""
+    return {"widget": "progress", "text": text, "stamp": stamp}
+
+
 def table(
     title: str,
     columns: list[str],

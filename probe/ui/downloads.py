@@ -1,0 +1,203 @@
+"""What the view in sight shows, as files that say what they were made from and can be made again.
+
+``probe.export`` writes them, into a folder that is gone before the answer is sent: a file goes to the one
+visitor who asked for it, and nothing of it stays on the server.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import re
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import probe
+from probe import (
+    Comparison,
+    FoundHeads,
+    HeadMeasures,
+    MaskComparison,
+    Report,
+    Rollout,
+    Run,
+    TextComparison,
+    Trace,
+)
+from probe.files import formats_of
+from probe.manifest import Result
+from probe.ui import heads, widgets
+from probe.ui.state import STORE, Half, Screen, explain
+
+MAX_BYTES = 25_000_000
+"""Of one file; the page takes it whole."""
+_OF_BOTH = ("compare", "masks", "verify", "bertviz")
+"""The views of both models."""
+_ALL_HEADS = ("compare", "heads", "bertviz")
+"""The views that offer the page of all heads."""
+
+
+@dataclass(frozen=True)
+class Offer:
+    """A result that can be had as a file.
+
+    Attributes
+    ----------
+    key : tells it from the others of the same screen.
+    label : what it is called.
+    kind : of the result.
+    name : of the file, without its ending.
+    make : gives the result; called when it is asked for.
+    model : whose result it is.
+    head : layer and head, where the result holds several and the file one.
+    """
+
+    key: str
+    label: str
+    kind: type[Result]
+    name: str
+    make: Callable[[], Result]
+    model: probe.Model
+    head: tuple[int, int] | None = None
+
+    @property
+    def formats(self) -> tuple[str, ...]:
+        """The endings that are offered; of all heads only the page, which stays small."""
+        return ("html",) if self.kind is Run else formats_of(self.kind)
+
+
+def offers(screen: Screen) -> list[Offer]:
+    """What the view in sight has to offer."""
+    shown = screen.halves if screen.view in _OF_BOTH else (screen.halves[screen.focus.slot],)
+    return [offer for half in shown if half.comparison is not None for offer in _of_half(screen, half)]
+
+
+def _of_half(screen: Screen, half: Half) -> Iterator[Offer]:
+    assert half.comparison is not None
+    comparison, model, text = half.comparison, half.comparison.model, half.comparison.encoding.text
+    place, asked = (half.layer, half.head), screen.asked
+    one = f"layer {half.layer}, head {half.head}"
+
+    def offer(
+        kind: type[Result],
+        what: str,
+        file: str,
+        make: Callable[[], Result],
+        head: tuple[int, int] | None = None,
+    ) -> Offer:
+        slug = re.sub(r"[^A-Za-z0-9.-]+", "-", model.name).strip("-")[-60:]
+        return Offer(
+            f"{half.slot} {file}", f"{model.name}, {what}", kind, f"{slug}-{file}", make, model, head
+        )
+
+    named = f"layer-{half.layer}-head-{half.head}"
+    if screen.view == "compare" and screen.options.average == "head":
+        yield offer(Comparison, one, f"{named}-comparison", lambda: comparison, place)
+    elif screen.view == "masks":
+        where = "-in-every-layer" if screen.options.whole_model else ""
+        yield offer(MaskComparison, one, f"{named}-masks{where}", partial(_masks, screen, half))
+    elif screen.view == "steps":
+        query = half.shown_query
+        trace = partial(comparison.trace, *place, query)
+        yield offer(Trace, f"{one}, query {query}", f"{named}-query-{query}-steps", trace)
+    elif screen.view == "verify":
+        yield offer(Report, "errors of all heads", "report", lambda: comparison.report)
+    elif screen.view == "sentences":
+        pair = asked.first, asked.second
+        yield offer(
+            TextComparison, one, f"{named}-two-sentences", lambda: probe.compare_texts(model, *pair, *place)
+        )
+    elif screen.view == "heads":
+        yield offer(HeadMeasures, "measures", "measures", lambda: probe.measure_heads(model, text))
+        yield from _found(screen, comparison, offer)
+        yield offer(Rollout, "rollout", "rollout", lambda: probe.rollout(model, text))
+    if screen.view in _ALL_HEADS:
+        count = model.num_layers * model.num_heads
+        yield offer(Run, f"all {count} heads", "all-heads", lambda: probe.attend(model, text))
+
+
+def _masks(screen: Screen, half: Half) -> MaskComparison:
+    assert half.comparison is not None
+    text = half.comparison.encoding.text
+    other = STORE.masked(half.name, text) if screen.options.whole_model else None
+    return half.comparison.compare_masks(half.layer, half.head, other=other)
+
+
+def _found(screen: Screen, comparison: Comparison, offer: Callable[..., Offer]) -> Iterator[Offer]:
+    asked, model = screen.asked, comparison.model
+    words = [word.strip() for word in (asked.from_word, asked.to_word, asked.versus)]
+    try:
+        heads.find(comparison, words)
+    except probe.ProbeError:
+        return
+    make = partial(probe.find_heads, model, comparison.encoding.text, *filter(None, words))
+    yield offer(FoundHeads, f"heads that link {words[0]} and {words[1]}", "found-heads", make)
+
+
+def listing(screen: Screen) -> dict[str, Any]:
+    """The offers as data for ``assets/downloads.js``."""
+    return {
+        "widget": "downloads",
+        "offers": [
+            {"key": offer.key, "label": offer.label, "formats": list(offer.formats)}
+            for offer in offers(screen)
+        ],
+    }
+
+
+def write(offer: Offer, suffix: str) -> tuple[str, bytes]:
+    """Name and content of a file; of a format whose manifest lies beside it both, in a ZIP archive.
+
+    Raises
+    ------
+    ProbeError
+        If the result can't be had in this format, or is too large.
+    """
+    layer, head = offer.head or (None, None)
+    with tempfile.TemporaryDirectory(prefix="attention-") as folder:
+        path = Path(folder) / f"{offer.name}.{suffix}"
+        probe.export(offer.make(), path, layer=layer, head=head, model=offer.model)
+        files = {file.name: file.read_bytes() for file in sorted(Path(folder).iterdir())}
+    name, content = path.name, files[path.name]
+    if len(files) > 1:
+        name, content = f"{offer.name}-{suffix}.zip", _zipped(files)
+    if len(content) > MAX_BYTES:
+        raise probe.ProbeError(
+            f"The file would have {len(content) / 1e6:.1f} MB; the page gives at most "
+            f"{MAX_BYTES / 1e6:.0f} MB. Take a shorter text, or write it with probe.export at home."
+        )
+    return name, content
+
+
+def _zipped(files: dict[str, bytes]) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in files.items():
+            archive.writestr(name, content)
+    return buffer.getvalue()
+
+
+def answer(
+    screen: Screen, key: object, suffix: object
+) -> Iterator[tuple[dict[str, Any] | None, dict[str, Any]]]:
+    """The file that was asked for, as data for the page, and what is said about it meanwhile."""
+    offer = next((offer for offer in offers(screen) if offer.key == key), None)
+    if offer is None or suffix not in offer.formats:
+        yield None, widgets.progress("This is not on the page any more.", "gone")
+        return
+    yield None, widgets.progress(f"Making {offer.label} again, and writing it …", "writing")
+    try:
+        name, content = write(offer, str(suffix))
+    except Exception as error:
+        yield None, widgets.progress(explain(error), "refused")
+        return
+    file = {"widget": "file", "name": name, "content": base64.b64encode(content).decode()}
+    unpacked = "unpacked, " if name.endswith(".zip") else ""
+    size = f"{name}, {len(content) / 1e6:.2f} MB"
+    told = f"{size}. Whether its numbers hold: {unpacked}python -m probe reproduce FILE"
+    yield file, widgets.progress(told, f"saved {name}")

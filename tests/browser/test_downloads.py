@@ -1,0 +1,218 @@
+"""Files of what a view shows: made again by ``probe.reproduce``, and holding the numbers of the page."""
+
+from __future__ import annotations
+
+import io
+import json
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from browser.conftest import Visitor
+
+import probe
+from probe.files import formats_of
+from probe.page import read_page
+from probe.ui import downloads
+from probe.ui.state import Asked, Focus, Options, Screen, Session, look
+
+TEXT = "draw a map of it"
+ASKED = Asked("this coffee is great", "my laptop died, great", "it", "map", "draw")
+KINDS = {
+    "compare": [probe.Comparison, probe.Run],
+    "masks": [probe.MaskComparison],
+    "steps": [probe.Trace],
+    "verify": [probe.Report],
+    "heads": [probe.HeadMeasures, probe.FoundHeads, probe.Rollout, probe.Run],
+    "sentences": [probe.TextComparison],
+    "bertviz": [probe.Run],
+}
+
+
+def screen(view: str, text: str = TEXT, asked: Asked = ASKED, **options: bool | str) -> Screen:
+    session = Session(text)
+    halves = look(session, 0, 3, 1, 2), look(session, 1, 4, 5, 3)
+    return Screen(session, halves, Focus(slot=1), Options(**options), view, asked)  # type: ignore[arg-type]
+
+
+def unpacked(folder: Path, name: str, content: bytes) -> Path:
+    """The file, put down as its visitor would; of an archive the one that its manifest lies beside."""
+    if not name.endswith(".zip"):
+        (folder / name).write_bytes(content)
+        return folder / name
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        archive.extractall(folder)
+        names = archive.namelist()
+    assert sorted(names) == names and names[1] == f"{names[0]}.json"
+    return folder / names[0]
+
+
+@pytest.mark.parametrize("view", KINDS)
+def test_each_view_offers_what_it_shows(view: str) -> None:
+    offers = downloads.offers(screen(view))
+    of_gpt2 = [offer for offer in offers if offer.model.name == "gpt2-stories"]
+    assert [offer.kind for offer in of_gpt2] == KINDS[view]
+    both = view in ("compare", "masks", "verify", "bertviz")
+    assert len(offers) == (2 if both else 1) * len(of_gpt2)
+    assert len({offer.key for offer in offers}) == len({offer.name for offer in offers}) == len(offers)
+
+
+CASES = [
+    (view, kind, suffix)
+    for view, kinds in KINDS.items()
+    for kind in kinds
+    for suffix in (("html",) if kind is probe.Run else formats_of(kind))
+    if view != "bertviz" and suffix != "svg"
+]
+
+
+@pytest.mark.parametrize(("view", "kind", "suffix"), CASES)
+def test_every_file_is_made_again(tmp_path: Path, view: str, kind: type, suffix: str) -> None:
+    offer = next(
+        offer
+        for offer in downloads.offers(screen(view))
+        if offer.kind is kind and offer.head in (None, (4, 5))
+    )
+    name, content = downloads.write(offer, suffix)
+    path = unpacked(tmp_path, name, content)
+    made_again = probe.reproduce(path)
+    assert made_again.holds, made_again.reasons
+    assert made_again.manifest.model == offer.model.name
+
+
+def test_names_say_model_layer_and_head() -> None:
+    names = {
+        view: [offer.name for offer in downloads.offers(screen(view))][-1]
+        for view in ("masks", "steps", "sentences")
+    }
+    assert names == {
+        "masks": "gpt2-stories-layer-4-head-5-masks",
+        "steps": "gpt2-stories-layer-4-head-5-query-3-steps",
+        "sentences": "gpt2-stories-layer-4-head-5-two-sentences",
+    }
+    first, *_ = downloads.offers(screen("compare"))
+    assert first.name == "all-MiniLM-L6-v2-layer-3-head-1-comparison"
+
+
+def test_a_mean_over_heads_is_no_result_and_words_that_are_not_there_find_nothing() -> None:
+    kinds = [offer.kind for offer in downloads.offers(screen("compare", average="layer"))]
+    assert kinds == [probe.Run, probe.Run]
+    assert probe.FoundHeads not in [
+        offer.kind for offer in downloads.offers(screen("heads", asked=Asked(from_word="zebra")))
+    ]
+
+
+def test_nothing_stays_on_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    for suffix in ("csv", "json", "png"):
+        downloads.write(downloads.offers(screen("masks"))[0], suffix)
+    assert list(tmp_path.iterdir()) == []
+
+
+def answers(view: str, key: object, suffix: object) -> Iterator[tuple[object, str]]:
+    for file, told in downloads.answer(screen(view), key, suffix):
+        yield file, told["text"]
+
+
+@pytest.mark.parametrize(
+    ("key", "suffix"), [("0 nothing", "json"), (None, None), ("1 report", "exe"), ("1 report", ["json"])]
+)
+def test_what_is_not_offered_is_not_written(key: object, suffix: object) -> None:
+    assert list(answers("verify", key, suffix)) == [(None, "This is not on the page any more.")]
+
+
+def test_limits_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(downloads, "MAX_BYTES", 1000)
+    *_, (file, told) = answers("verify", "1 report", "json")
+    assert file is None and "the page gives at most" in told
+    long = screen("steps", "the cat and the dog " * 40)
+    *_, (file, told) = (
+        (file, told["text"]) for file, told in downloads.answer(long, downloads.offers(long)[0].key, "xlsx")
+    )
+    assert file is None and "a workbook takes at most 128" in told
+
+
+# ---- in the browser
+
+
+def save(visitor: Visitor, label: str, folder: Path) -> Path:
+    page = visitor.page
+    if not page.locator("#downloads details[open]").count():
+        page.locator("#downloads summary").click()
+    with page.expect_download() as download:
+        page.get_by_role("button", name=label).click()
+    path = folder / download.value.suggested_filename
+    download.value.save_as(path)
+    return unpacked(folder, path.name, path.read_bytes()) if path.suffix == ".zip" else path
+
+
+def test_what_is_saved_is_what_is_shown(visitor: Visitor, tmp_path: Path) -> None:
+    visitor.open(text=TEXT)
+    read = visitor.figure("compare-b").point(3, 2)["model"]
+    path = save(visitor, "Download gpt2-stories, layer 4, head 5 as JSON", tmp_path)
+    assert path.name == "gpt2-stories-layer-4-head-5-comparison.json"
+    assert probe.reproduce(path).holds
+    numbers = json.loads(path.read_text("utf-8"))["numbers"]
+    assert numbers["model_layer_4_head_5"][3][2] == pytest.approx(float(read), abs=1e-6)
+    told = visitor.page.locator("#download-progress [data-painted^=saved]")
+    told.wait_for()
+    assert path.name in (told.text_content() or "")
+
+
+def test_the_workbook_of_the_steps(visitor: Visitor, tmp_path: Path) -> None:
+    import openpyxl
+
+    visitor.open("steps", text=TEXT, on="b", bq="3")
+    path = save(visitor, "Download gpt2-stories, layer 4, head 5, query 3 as XLSX", tmp_path)
+    assert path.name == "gpt2-stories-layer-4-head-5-query-3-steps.xlsx"
+    assert probe.reproduce(path).holds
+    book = openpyxl.load_workbook(path)
+    ((sheet, area),) = book.defined_names["weights"].destinations
+    cells = [cell.value for row in book[sheet][area.replace("$", "")] for cell in row]
+    assert all(isinstance(cell, str) and cell.startswith("=") for cell in cells)
+
+
+def test_the_page_of_all_heads_opens_from_disk(visitor: Visitor, tmp_path: Path) -> None:
+    visitor.open("heads", text=TEXT)
+    path = save(visitor, "Download all-MiniLM-L6-v2, all 72 heads as HTML", tmp_path)
+    _, numbers = read_page(path.read_bytes())
+    run = probe.attend("bert", TEXT)
+    assert abs(numbers["self_layer_3_head_1"] - run.weights(3, 1).numpy()).max() < 1e-3
+    page = visitor.page.context.new_page()
+    page.goto(path.as_uri())
+    page.wait_for_selector("html[data-painted]")
+    assert page.locator(".grid button").count() == 72
+
+
+def test_a_table_and_its_manifest_in_one_archive(visitor: Visitor, tmp_path: Path) -> None:
+    visitor.open("verify", text=TEXT)
+    path = save(visitor, "Download all-MiniLM-L6-v2, errors of all heads as CSV", tmp_path)
+    assert path.name == "all-MiniLM-L6-v2-report.csv"
+    assert probe.reproduce(path).holds
+
+
+def test_each_visitor_gets_their_own(visit: Callable[..., Visitor], tmp_path: Path) -> None:
+    texts = {"one": "the cat sat", "two": "a dog ran home"}
+    visitors = {name: visit() for name in texts}
+    for name, visitor in visitors.items():
+        visitor.open("masks", text=texts[name])
+        (tmp_path / name).mkdir()
+    for name, visitor in visitors.items():
+        path = save(visitor, "Download gpt2-stories, layer 4, head 5 as JSON", tmp_path / name)
+        assert json.loads(path.read_text("utf-8"))["manifest"]["texts"] == [texts[name]]
+    # another text, and the same button gives the new one; the old one isn't saved a second time
+    one = visitors["one"]
+    one.run("rain fell", "masks-a")
+    path = save(one, "Download gpt2-stories, layer 4, head 5 as JSON", tmp_path / "one")
+    assert json.loads(path.read_text("utf-8"))["manifest"]["texts"] == ["rain fell"]
+
+
+def test_a_refusal_is_said_in_place(visitor: Visitor) -> None:
+    visitor.open("steps", text="the cat and the dog " * 40, on="b")
+    page = visitor.page
+    page.locator("#downloads summary").click()
+    page.get_by_role("button", name="as XLSX").click()
+    page.locator("#download-progress [data-painted=refused]").wait_for()
+    assert "a workbook takes at most 128" in (page.locator("#download-progress").text_content() or "")
