@@ -6,24 +6,76 @@ a file of the same name with ``.json`` added.
 
 from __future__ import annotations
 
+import base64
+import csv
 import hashlib
+import io
+import json
 import os
-from collections.abc import Iterator
+import struct
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
+from xml.sax.saxutils import escape, unescape
 
 import numpy as np
+import torch
 
+from attention import causal_mask, scaled_dot_product_attention
 from probe.capture import Run
 from probe.comparison import Comparison
-from probe.disk import content_of, save
+from probe.csv_tables import map_csv, table_csv
 from probe.errors import ProbeError
-from probe.formats import FORMATS, Format, encoded, formats_of
-from probe.formats.arrays import packed
-from probe.manifest import Manifest, manifest_of, model_named, model_of, remake, versions
+from probe.finding import FoundHeads
+from probe.manifest import (
+    KINDS,
+    Manifest,
+    Numbers,
+    Result,
+    array,
+    differences,
+    digest,
+    manifest_of,
+    model_named,
+    model_of,
+    numbers_of,
+    remake,
+    versions,
+)
+from probe.masking import MaskComparison
+from probe.measures import HeadMeasures, Rollout
 from probe.models import Model, resolve
-from probe.results import KINDS, Place, Result, differences, digest, numbers_of
+from probe.report import Report
+from probe.texts import TextComparison
+from probe.tracing import HeadNumbers, Trace
+from probe.words import single_tokens
+
+_PICTURES = ("png", "svg", "pdf")
+_BESIDE = ("csv", "pdf")
+# Spreadsheet programs write numbers anew, with 15 digits: only how far they are from the right ones counts.
+_EDITABLE = ("csv", "xlsx")
+# Where a format rounds its numbers, how far two roundings of one number may be apart.
+_ROUNDED = {"html": 2e-3}
+
+_KEYWORD = "attention-probe"
+
+# What the readers of the formats raise where a file is damaged.
+_DAMAGED = (
+    ValueError,
+    KeyError,
+    TypeError,
+    IndexError,
+    AttributeError,
+    EOFError,
+    RecursionError,
+    struct.error,
+    zlib.error,
+    zipfile.BadZipFile,
+)
 
 
 @dataclass(frozen=True)
@@ -196,31 +248,28 @@ def formats_of(kind: type[Result]) -> tuple[str, ...]:
     return tuple(name for name, kinds in _FORMATS.items() if issubclass(kind, kinds))
 
 
+_ALL = tuple(KINDS.values())
+_FORMATS: dict[str, tuple[type, ...]] = {
+    "csv": _ALL,
+    "json": _ALL,
+    "npz": _ALL,
+    "html": (Run,),
+    "xlsx": (Trace,),
+    **dict.fromkeys(_PICTURES, (Run, MaskComparison, TextComparison, Comparison, Report, Rollout)),
+}
+
+
 def _suffix(path: Path) -> str:
     return path.suffix.lower().removeprefix(".")
 
 
-def _format_for(result: Any, path: Path) -> Format:
-    """The format that the name of a file asks for, if there is such a one for the result."""
-    if not isinstance(result, tuple(KINDS.values())):
+def _check_format(result: Result, suffix: str) -> None:
+    possible = [f".{name}" for name in formats_of(type(result))]
+    if f".{suffix}" not in possible:
         raise ProbeError(
-            f"A {type(result).__name__} can't be exported; can be: "
-            f"{', '.join(kind.__name__ for kind in KINDS.values())}."
+            f"A {type(result).__name__} can be exported to a file whose name ends in "
+            f"{', '.join(possible[:-1])} or {possible[-1]}, not in {f'.{suffix}' if suffix else 'nothing'}."
         )
-    suffix = _suffix(path)
-    format = FORMATS.get(suffix)
-    if format is None or not isinstance(result, format.kinds):
-        possible = [f".{name}" for name in formats_of(type(result))]
-        choices = f"{', '.join(possible[:-1])} or {possible[-1]}"
-        if not suffix:
-            raise ProbeError(
-                f'The end of a file\'s name says in which format it is written, and "{path}" has none: add '
-                f"{choices}."
-            )
-        raise ProbeError(f"A {type(result).__name__} can be written as {choices}, not as .{suffix}.")
-    if not format.available:
-        raise ProbeError(f".{suffix} files need the library {format.needs}, which is not installed.", "library")
-    return format
 
 
 def _narrowed(
@@ -286,3 +335,365 @@ def _notes(manifest: Manifest, again: Manifest) -> Iterator[str]:
             yield f"Made with {name} {then}, made again with {now}."
     if manifest.device != again.device:
         yield f"Made on {manifest.device}, made again on {again.device}."
+
+
+# ---- numbers and contents, by format
+
+
+def _numbers_in(suffix: str, result: Result, layer: int | None, head: int | None) -> Numbers:
+    """The numbers that a file of this format holds."""
+    if suffix == "csv":
+        return _csv_numbers(_content(suffix, result, layer, head))
+    if suffix == "xlsx":
+        return _workbook_numbers(cast(Trace, result).numbers)
+    if suffix == "html":
+        from probe.page import page_numbers
+
+        return page_numbers(cast(Run, result))
+    return numbers_of(result, layer, head)
+
+
+def _content(suffix: str, result: Result, layer: int | None, head: int | None) -> bytes:
+    """The content of a file of a format that knows nothing of manifests; empty for the others."""
+    if suffix == "csv":
+        return _csv(result, layer, head)
+    if suffix not in _PICTURES:
+        return b""
+    from probe import figures
+
+    if isinstance(result, Run):
+        ((_, layer, head),) = result.maps
+        figure = figures.draw_head(result, layer, head)
+    elif isinstance(result, MaskComparison):
+        figure = figures.draw_masks(result)
+    elif isinstance(result, Comparison):
+        assert layer is not None and head is not None
+        figure = figures.draw_comparison(result, layer, head)
+    elif isinstance(result, TextComparison):
+        figure = figures.draw_texts(result)
+    elif isinstance(result, Rollout):
+        figure = figures.draw_rollout(result)
+    else:
+        figure = figures.draw_errors(cast(Report, result))
+    return figures.figure_bytes(figure, suffix)
+
+
+def _with_manifest(
+    suffix: str, content: bytes, result: Result, fields: dict[str, Any], numbers: Numbers
+) -> bytes:
+    if suffix == "json":
+        return _json({"manifest": fields, "numbers": {name: _plain(one) for name, one in numbers.items()}})
+    if suffix == "npz":
+        buffer = io.BytesIO()
+        arrays: dict[str, Any] = {"manifest": np.array(json.dumps(fields)), **numbers}
+        np.savez_compressed(buffer, **arrays)
+        return buffer.getvalue()
+    if suffix == "html":
+        from probe.page import page_html
+
+        return page_html(cast(Run, result), fields)
+    if suffix == "xlsx":
+        return _workbook(cast(Trace, result), fields)
+    if suffix in ("png", "svg"):
+        text = json.dumps({"manifest": fields, "numbers": _packed(numbers)})
+        return _into_png(content, text) if suffix == "png" else _into_svg(content, text)
+    return content
+
+
+def _read(path: Path) -> tuple[dict[str, Any], Numbers, str | None]:
+    """Manifest, numbers, and for a figure the sha256 of what is drawn."""
+    suffix = _suffix(path)
+    if suffix not in _FORMATS:
+        raise ProbeError(
+            f"{path.name} is not a file that export writes: its name should end in {', '.join(_FORMATS)}."
+        )
+    content = _bytes(path)
+    picture = None
+    try:
+        if suffix == "npz":
+            with np.load(io.BytesIO(content), allow_pickle=False) as archive:
+                found: Any = {"manifest": json.loads(str(archive["manifest"]))}
+                numbers = {name: archive[name].astype(np.float64) for name in archive if name != "manifest"}
+        elif suffix == "html":
+            from probe.page import read_page
+
+            fields, numbers = read_page(content)
+            found = {"manifest": fields}
+        elif suffix == "xlsx":
+            found, numbers = _read_workbook(content)
+        elif suffix == "csv":
+            found, numbers = json.loads(_bytes(_beside(path))), _csv_numbers(content)
+        elif suffix == "json":
+            found = json.loads(content)
+            numbers = {name: np.array(one, dtype=np.float64) for name, one in found["numbers"].items()}
+        else:
+            text = _bytes(_beside(path)) if suffix == "pdf" else None
+            if suffix == "png":
+                text, content = _out_of_png(content)
+            elif suffix == "svg":
+                text, content = _out_of_svg(content)
+            found = json.loads(text or b"")
+            numbers = {name: _unpacked(one) for name, one in found["numbers"].items()}
+            picture = hashlib.sha256(content).hexdigest()
+        manifest = found["manifest"]
+    except _DAMAGED as error:
+        if isinstance(error, ProbeError):
+            raise
+        raise ProbeError(
+            f"{path.name} holds no manifest, or is damaged: only what probe.export wrote can be made again."
+        ) from None
+    if not isinstance(manifest, dict):
+        raise ProbeError(f"{path.name} holds no manifest: write it with probe.export.")
+    return dict(manifest), numbers, picture
+
+
+def _beside(path: Path) -> Path:
+    return path.with_name(f"{path.name}.json")
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ProbeError(f"{path} can't be read: {error.strerror}.") from None
+
+
+def _save(path: Path, content: bytes) -> None:
+    try:
+        path.write_bytes(content)
+    except OSError as error:
+        raise ProbeError(f"{path} can't be written: {error.strerror}.") from None
+
+
+def _json(value: Any) -> bytes:
+    return json.dumps(value, ensure_ascii=False, allow_nan=False).encode("utf-8") + b"\n"
+
+
+def _plain(block: np.ndarray) -> Any:
+    """Nested lists; a number that isn't finite becomes its name, as JSON has none for it."""
+    if np.isfinite(block).all():
+        return block.tolist()
+    if block.ndim:
+        return [_plain(part) for part in block]
+    return str(float(block))
+
+
+def _packed(numbers: Numbers) -> dict[str, Any]:
+    """Blocks of numbers as short strings, for where nobody reads them."""
+    packed = {}
+    for name, block in numbers.items():
+        little = np.ascontiguousarray(block, dtype=block.dtype.newbyteorder("<"))
+        packed[name] = {
+            "shape": list(block.shape),
+            "dtype": little.dtype.str,
+            "zlib": base64.b64encode(zlib.compress(little.tobytes(), 9)).decode(),
+        }
+    return packed
+
+
+def _unpacked(block: Mapping[str, Any]) -> np.ndarray:
+    if block["dtype"] not in ("<f4", "<f8"):
+        raise ValueError(f"dtype {block['dtype']}")
+    content = _inflated(base64.b64decode(block["zlib"], validate=True))
+    values: np.ndarray = np.frombuffer(content, dtype=block["dtype"]).reshape(block["shape"])
+    return values.astype(np.float64)
+
+
+def _inflated(content: bytes, limit: int = 2**28) -> bytes:
+    """Decompressed, as long as it isn't suspiciously large."""
+    stream = zlib.decompressobj()
+    result = stream.decompress(content, limit)
+    if not stream.eof:
+        raise ValueError("damaged or too large")
+    return result
+
+
+# ---- CSV
+
+
+def _csv(result: Result, layer: int | None, head: int | None) -> bytes:
+    if isinstance(result, Run):
+        ((_, layer, head),) = result.maps
+        return map_csv(result.weights(layer, head), single_tokens(result))
+    if isinstance(result, Trace):
+        columns = ["dot product", "scaled", "allowed", "exponential", "weight", "model's weight"]
+        parts = (
+            result.dot_products,
+            result.scaled,
+            result.allowed.double(),
+            result.exponentials,
+            result.weights,
+            result.model_weights,
+        )
+        names = [f"[{position}] {token}" for position, token in enumerate(result.tokens)]
+        values = torch.stack([part.double() for part in parts], dim=1).tolist()
+        return table_csv(["key", *columns], ([name, *row] for name, row in zip(names, values, strict=True)))
+    if isinstance(result, Report):
+        columns = ["layer", "head", "max_abs_error", "mean_abs_error", "tolerance", "passed"]
+        heads = ([getattr(check, name) for name in columns] for check in result.heads)
+        return table_csv(columns, ([*row[:-1], int(row[-1])] for row in heads))
+    if isinstance(result, Rollout):
+        return map_csv(result.maps[-1], single_tokens(result))
+    if isinstance(result, (HeadMeasures, FoundHeads)):
+        blocks = numbers_of(result)
+        values = np.stack(list(blocks.values()), axis=1).tolist()
+        return table_csv(
+            list(blocks), ([int(layer), int(head), *map(_or_empty, row)] for layer, head, *row in values)
+        )
+    if isinstance(result, TextComparison):
+        before, after = result.first.tokens, result.second.tokens
+        return table_csv(
+            ["first", "second", "moved"],
+            (
+                [f"[{row}] {before[row]}", f"[{column}] {after[column]}", moved]
+                for (row, column), moved in zip(result.pairs, result.moved.tolist(), strict=True)
+            ),
+        )
+    if isinstance(result, MaskComparison):
+        pair, tokens = {"causal": result.causal, "bidirectional": result.bidirectional}, result.tokens
+    else:
+        assert layer is not None and head is not None
+        pair = {
+            "from scratch": result.from_scratch(layer, head),
+            "model": result.from_model(layer, head),
+        }
+        tokens = result.encoding.tokens
+    names = [f"[{position}] {token}" for position, token in enumerate(tokens)]
+    first, second = (part.tolist() for part in pair.values())
+    return table_csv(
+        ["query", "key", *pair],
+        (
+            [query, key, first[i][j], second[i][j]]
+            for i, query in enumerate(names)
+            for j, key in enumerate(names)
+        ),
+    )
+
+
+def _or_empty(value: float) -> float | None:
+    return None if np.isnan(value) else value
+
+
+def _csv_numbers(content: bytes) -> Numbers:
+    """The numbers of each row, by the row's number and its text cells."""
+    numbers = {}
+    rows = csv.reader(io.StringIO(content.decode("utf-8-sig"), newline=""), strict=True)
+    try:
+        for index, row in enumerate(rows):
+            words, values = [], []
+            for cell in row:
+                try:
+                    values.append(float(cell))
+                except ValueError:
+                    words.append(cell)
+            numbers[" ".join([f"row {index}", *words])] = np.array(values)
+    except csv.Error as error:
+        raise ValueError(str(error)) from None
+    return numbers
+
+
+# ---- XLSX
+
+_BLOCKS = ("inputs", "W_query", "W_key", "W_value", "scale", "weights", "model_weights")
+_MASKS = {"causal": 1.0, "bidirectional": 0.0}
+_CELL_CHARACTERS = 30_000  # a spreadsheet cell takes 32,767
+
+
+def _workbook(result: Trace, fields: dict[str, Any]) -> bytes:
+    """The workbook with the manifest on its first sheet, in as many cells as it needs."""
+    from probe.workbook import to_workbook
+
+    text = json.dumps(fields)
+    cells = [text[start : start + _CELL_CHARACTERS] for start in range(0, len(text), _CELL_CHARACTERS)]
+    rows = tuple((f"manifest {index + 1} of {len(cells)}", cell) for index, cell in enumerate(cells))
+    numbers = replace(result.numbers, provenance=(*result.numbers.provenance, *rows))
+    with tempfile.TemporaryDirectory() as folder:
+        return to_workbook(numbers, Path(folder) / "book.xlsx").read_bytes()
+
+
+def _workbook_numbers(numbers: HeadNumbers) -> Numbers:
+    """What the named blocks of a workbook hold; the weights under the mask the model was trained with."""
+    assert numbers.inputs is not None and numbers.model_weights is not None
+    blocks, projected = {"inputs": numbers.inputs}, []
+    for role in ("query", "key", "value"):
+        weight, bias = getattr(numbers, f"{role}_weight"), getattr(numbers, f"{role}_bias")
+        bias = weight.new_zeros(len(weight)) if bias is None else bias
+        blocks[f"W_{role}"] = torch.cat([weight, bias[:, None]], dim=1)
+        projected.append(numbers.inputs @ weight.T + bias)
+    query, key, value = projected
+    mask = causal_mask(len(query)) if numbers.causal else None
+    steps = scaled_dot_product_attention(query, key, value, mask=mask, scale=numbers.scale, keep_steps=False)
+    blocks |= {"weights": steps.weights, "model_weights": numbers.model_weights}
+    switch = {"mask_in_use": np.array(float(numbers.causal)), "scale": np.array([[numbers.scale]])}
+    return {name: array(block) for name, block in blocks.items()} | switch
+
+
+def _read_workbook(content: bytes) -> tuple[dict[str, Any], Numbers]:
+    """Manifest and the values stored in the named blocks; a formula that was never computed gives NaN."""
+    import openpyxl
+
+    try:
+        book = openpyxl.load_workbook(io.BytesIO(content), data_only=True)
+    except Exception as error:  # openpyxl raises all sorts for damaged files
+        raise ValueError(str(error)) from None
+    rows = [(str(row[0]), str(row[1])) for row in book["About"].iter_rows(max_col=2, values_only=True)]
+    text = "".join(value for name, value in rows if name.startswith("manifest "))
+    numbers = {}
+
+    def cells_of(name: str) -> Any:
+        ((sheet, area),) = book.defined_names[name].destinations
+        cells = book[sheet][area.replace("$", "")]
+        return cells if isinstance(cells, tuple) else ((cells,),)
+
+    numbers["mask_in_use"] = np.array(_MASKS.get(cells_of("mask_in_use")[0][0].value, float("nan")))
+    for name in _BLOCKS:
+        cells = cells_of(name)
+        numbers[name] = np.array([[_value(cell.value) for cell in row] for row in cells])
+    return {"manifest": json.loads(text)}, numbers
+
+
+def _value(cell: Any) -> float:
+    return float(cell) if isinstance(cell, (int, float)) and not isinstance(cell, bool) else float("nan")
+
+
+# ---- PNG and SVG
+
+_PNG = b"\x89PNG\r\n\x1a\n"
+_SVG_START, _SVG_END = f'<metadata id="{_KEYWORD}">'.encode(), b"</metadata>\n"
+
+
+def _into_png(content: bytes, text: str) -> bytes:
+    """With the text in a chunk of its own: iTXt, compressed, before the last (PNG, section 11.3.3)."""
+    body = _KEYWORD.encode() + b"\0\1\0\0\0" + zlib.compress(text.encode(), 9)
+    chunk = b"iTXt" + body
+    end = content.rindex(b"IEND") - 4
+    framed = struct.pack(">I", len(body)) + chunk + struct.pack(">I", zlib.crc32(chunk))
+    return content[:end] + framed + content[end:]
+
+
+def _out_of_png(content: bytes) -> tuple[bytes, bytes]:
+    """The text, and the file without its chunk."""
+    if not content.startswith(_PNG):
+        raise ValueError("not a PNG file")
+    start = len(_PNG)
+    prefix = b"iTXt" + _KEYWORD.encode() + b"\0\1\0\0\0"
+    while start < len(content):
+        (length,) = struct.unpack(">I", content[start : start + 4])
+        end = start + 12 + length
+        if content[start + 4 : end - 4].startswith(prefix):
+            body = content[start + 4 + len(prefix) : end - 4]
+            return _inflated(body), content[:start] + content[end:]
+        start = end
+    raise ValueError("no manifest")
+
+
+def _into_svg(content: bytes, text: str) -> bytes:
+    end = content.rindex(b"</svg>")
+    return content[:end] + _SVG_START + escape(text).encode() + _SVG_END + content[end:]
+
+
+def _out_of_svg(content: bytes) -> tuple[bytes, bytes]:
+    start = content.index(_SVG_START)
+    end = content.index(_SVG_END, start)
+    text = unescape(content[start + len(_SVG_START) : end].decode())
+    return text.encode(), content[:start] + content[end + len(_SVG_END) :]
