@@ -25,7 +25,7 @@ from .modules import (
     StackedMultiHeadAttention,
 )
 from .reference import attention_by_loops
-from .rotary import rotary_frequencies, rotate
+from .rotary import rotary_angles, rotary_frequencies, rotate
 
 __all__ = [
     "AttentionSteps",
@@ -45,6 +45,7 @@ __all__ = [
     "naive_softmax",
     "padding_mask",
     "renormalised_causal",
+    "rotary_angles",
     "rotary_frequencies",
     "rotate",
     "scaled_dot_product_attention",

@@ -37,11 +37,32 @@ def rotary_frequencies(head_dim: int, base: float = 10_000.0) -> Tensor:
     return base ** -(pair / head_dim)
 
 
+def rotary_angles(num_positions: int, frequencies: Tensor) -> Tensor:
+    """How far each pair of numbers is turned at each position: position times frequency, in radians.
+
+    Parameters
+    ----------
+    num_positions : T; the first position is 0.
+    frequencies : (head_dim / 2,), from :func:`rotary_frequencies`, or a model's own.
+
+    Returns
+    -------
+    (T, head_dim / 2), float32, on the device of ``frequencies``.
+
+    References
+    ----------
+    Su et al. 2021, section 3.2.2, equation 15: m theta_i.
+    """
+    positions = torch.arange(num_positions, dtype=torch.float32, device=frequencies.device)
+    return positions[:, None] * frequencies.float()
+
+
 def rotate(x: Tensor, frequencies: Tensor) -> Tensor:
     """Turn each vector by its position: (..., T, head_dim) -> (..., T, head_dim).
 
-    The length of a vector stays what it is. Angles, sines and cosines are computed in float32, as every
-    model that was trained with them does, and then rounded to the dtype of ``x``.
+    The length of a vector stays what it is. Angles (from :func:`rotary_angles`), sines and cosines are
+    computed in float32, as every model that was trained with them does, and then rounded to the dtype of
+    ``x``.
 
     Parameters
     ----------
@@ -60,8 +81,7 @@ def rotate(x: Tensor, frequencies: Tensor) -> Tensor:
     >>> rotate(torch.tensor([[3.0, 4.0], [3.0, 4.0]]), torch.tensor([torch.pi / 2])).round().tolist()
     [[3.0, 4.0], [-4.0, 3.0]]
     """
-    positions = torch.arange(x.size(-2), dtype=torch.float32, device=x.device)
-    angles = positions[:, None] * frequencies.to(x.device, torch.float32)  # (T, head_dim / 2)
+    angles = rotary_angles(x.size(-2), frequencies.to(x.device))  # (T, head_dim / 2)
     cosine, sine = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
     first, second = x.chunk(2, dim=-1)  # (..., T, head_dim / 2), twice
     return torch.cat([first * cosine - second * sine, second * cosine + first * sine], dim=-1)

@@ -14,14 +14,16 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from attention import causal_mask, combine_masks, padding_mask, scaled_dot_product_attention, softmax
+from attention import scaled_dot_product_attention, softmax
 from probe import backend
 from probe.capture import batch_inputs, check_heads, encode_for
 from probe.errors import ProbeError
-from probe.families import Projection, Site
+from probe.families import Site
 from probe.models import Model, resolve
+from probe.nonfinite import descending, nonfinite
 from probe.prediction import Prediction, predicted_rows, prediction_at
 from probe.tokens import Encoding, Text
+from probe.visibility import allowed_keys
 
 How = Literal["zero", "mean", "other mask"]
 
@@ -89,8 +91,11 @@ class Ablation:
 
     @property
     def effect(self) -> float:
-        """One number to rank by: the largest divergence of a prediction, else change of a hidden state."""
-        return max((c.divergence for c in self.changes), default=float(self.hidden_change.max()))
+        """One number to rank by: the largest divergence of a prediction, else change of a hidden state; NaN
+        where one of them is."""
+        divergences = [change.divergence for change in self.changes]
+        of_all = torch.tensor(divergences, dtype=torch.float64) if divergences else self.hidden_change
+        return float(of_all.max())
 
     @property
     def summary(self) -> str:
@@ -100,6 +105,9 @@ class Ablation:
         does = {"zero": "switched off", "mean": "set to its mean", "other mask": "under the other mask"}[
             self.how
         ]
+        problem = nonfinite(f"{self.model_name} with {named}{more} {does}", [self.effect])
+        if problem:
+            return problem
         if self.changes:
             worst = max(self.changes, key=lambda change: change.divergence)
             what = (
@@ -137,7 +145,7 @@ class Ablation:
 
 @dataclass(frozen=True)
 class Ranking:
-    """The heads of a model by their effect on one text, largest first: one ablation each."""
+    """The heads of a model by their effect on one text, largest first, NaN last: one ablation each."""
 
     ablations: tuple[Ablation, ...]
 
@@ -171,12 +179,13 @@ def ablate(
         "zero": the head's context vectors are replaced by zeros, before the output projection. The same as
         setting the head's columns of the output projection to zero. "mean": by their mean over the text's
         tokens, so that the head says the same at every position. "other mask": the head attends under the
-        mask the model was not trained with.
+        mask the model was not trained with, as in ``compare_masks``: a window stays.
 
     Raises
     ------
     ProbeError
-        If there is no such model, layer, head or way, or the text can't be taken.
+        If there is no such model, layer, head or way, the text can't be taken, or the model as it is computes
+        numbers that are not finite.
 
     References
     ----------
@@ -185,7 +194,7 @@ def ablate(
     model = resolve(model)
     chosen = _chosen(model, heads, how)
     encoding = encode_for(model, text, truncate=truncate)
-    before = _outcome(model, encoding, {}, how)
+    before = _as_it_is(model, encoding)
     return _compared(model, encoding, chosen, how, before)
 
 
@@ -204,7 +213,7 @@ def rank_heads(
     model = resolve(model)
     _chosen(model, [0], how)
     encoding = encode_for(model, text, truncate=truncate)
-    before = _outcome(model, encoding, {}, how)
+    before = _as_it_is(model, encoding)
     places = [
         (layer, head) for layer in range(model.num_layers) for head in range(model.heads_per_layer[layer])
     ]
@@ -213,18 +222,13 @@ def rank_heads(
         ablations.append(_compared(model, encoding, {place[0]: [place[1]]}, how, before))
         if progress is not None:
             progress(done, len(places))
-    return Ranking(tuple(sorted(ablations, key=lambda ablation: ablation.effect, reverse=True)))
+    return Ranking(tuple(sorted(ablations, key=lambda ablation: descending(ablation.effect))))
 
 
 def _chosen(model: Model, heads: Sequence[tuple[int, int] | int], how: str) -> dict[int, list[int]]:
     if how not in get_args(How):
         raise ProbeError(
             f"There is no way {how!r} to change a head: give {', '.join(map(repr, get_args(How)))}."
-        )
-    if how == "other mask" and model.sites[0].rotary_frequencies is not None:
-        raise ProbeError(
-            f'{model.name} has rotary positions, for which "other mask" is not there yet; '
-            '"zero" and "mean" are.'
         )
     return check_heads(model, heads)
 
@@ -237,12 +241,17 @@ class _Outcome:
     logits: Tensor | None
 
 
+def _as_it_is(model: Model, encoding: Encoding) -> _Outcome:
+    """The end of a run with nothing changed."""
+    outcome = _outcome(model, encoding, {}, "zero")
+    problem = nonfinite(model.name, (outcome.hidden, outcome.logits))
+    if problem:
+        raise ProbeError(problem)
+    return outcome
+
+
 def _outcome(model: Model, encoding: Encoding, chosen: dict[int, list[int]], how: How) -> _Outcome:
-    inputs, attention_mask = batch_inputs(model, [encoding])
-    mask: Tensor | None = None
-    if how == "other mask":
-        causal = None if model.causal else causal_mask(len(encoding), device=model.device)
-        mask = combine_masks(causal, padding_mask(attention_mask))
+    inputs, _ = batch_inputs(model, [encoding])
     rows = predicted_rows(model, encoding) if model.predicts_words else []
     hidden: list[Tensor] = []
     with ExitStack() as stack:
@@ -258,7 +267,10 @@ def _outcome(model: Model, encoding: Encoding, chosen: dict[int, list[int]], how
             # Layers may share their modules (ALBERT's): which one it is, the order of calls tells.
             sharing = [other.output.module is site.output.module for other in model.sites]
             turn = sum(sharing[:layer]), sum(sharing)
-            for handle in _Switch(site, heads, how, mask, turn).attach():
+            other = allowed_keys(
+                len(encoding), causal=not model.causal, window=site.window, device=model.device
+            )
+            for handle in _Switch(site, heads, how, other, turn).attach():
                 stack.callback(handle.remove)
         result = (model.hf if rows else model.hf.base_model)(**inputs)
         if not hidden:  # a head for words that calls parts of the network past its front (OPT)
@@ -313,7 +325,8 @@ def _change(model: Model, position: int, old: Tensor, new: Tensor) -> Change:
 class _Switch:
     """Hooks that change some heads of one layer, where their contexts go into the output projection.
 
-    ``turn`` is which of the layers that share these modules it is, and how many there are.
+    ``mask`` is the layer's other mask, (T, T), or None if that hides nothing; ``turn`` which of the layers
+    that share these modules it is, and how many there are.
     """
 
     def __init__(
@@ -344,16 +357,14 @@ class _Switch:
         elif self.how == "mean":
             contexts[:, :, self.heads] = contexts[:, :, self.heads].mean(dim=1, keepdim=True)
         else:
-            query, key, value = (
-                self._split(projection) for projection in (self.site.query, self.site.key, self.site.value)
-            )
+            query, key, value = (self._vectors(role) for role in ("query", "key", "value"))
             steps = scaled_dot_product_attention(
                 query, key, value, mask=self.mask, scale=self.site.scale, keep_steps=False
             )
             contexts[:, :, self.heads] = steps.output.transpose(1, 2)
         return (contexts.flatten(-2), *args[1:])
 
-    def _split(self, projection: Projection) -> Tensor:
-        """The chosen heads of a projection: (B, T, H * head_dim) -> (B, len(heads), T, head_dim)."""
-        columns = projection.columns(self.projected[projection.module])
-        return columns.unflatten(-1, (self.site.num_heads, -1))[:, :, self.heads].transpose(1, 2)
+    def _vectors(self, role: Literal["query", "key", "value"]) -> Tensor:
+        """What takes part in the attention of the chosen heads: (B, len(heads), T, head_dim)."""
+        module = getattr(self.site, role).module
+        return self.site.heads(role, self.projected[module])[:, self.heads]

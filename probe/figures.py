@@ -31,7 +31,6 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from torch import Tensor
 
-from attention import causal_mask
 from probe.errors import ProbeError
 from probe.verification import allowed_mask
 from probe.words import Words, single_tokens
@@ -39,7 +38,7 @@ from probe.words import Words, single_tokens
 if TYPE_CHECKING:
     from probe.capture import Run
     from probe.comparison import Comparison
-    from probe.masking import MaskComparison
+    from probe.masking import Direction, MaskComparison
     from probe.measures import Rollout
     from probe.report import Report
     from probe.texts import TextComparison
@@ -115,7 +114,7 @@ def draw_comparison(comparison: Comparison, layer: int, head: int, shown: Words 
 
 
 def draw_masks(masks: MaskComparison, shown: Words | None = None) -> Figure:
-    """The same trained head under the causal and the bidirectional mask, from the same queries and keys.
+    """The same trained head under the causal and the bidirectional mask.
 
     Raises
     ------
@@ -123,17 +122,16 @@ def draw_masks(masks: MaskComparison, shown: Words | None = None) -> Figure:
         If ``shown`` belongs to another text.
     """
     shown = shown or single_tokens(masks)
+    kinds: tuple[Direction, Direction] = ("causal", "bidirectional")
+    maps = {"causal": masks.causal, "bidirectional": masks.bidirectional}
     trained = masks.causal if masks.trained_with == "causal" else masks.bidirectional
     return _compose(
         _title(masks, masks.layer, masks.head),
         [
             _weights(
-                masks.labels["causal"],
-                shown.weights(masks.causal),
-                shown,
-                _masked(shown, causal_mask(shown.num_tokens)),
-            ),
-            _weights(masks.labels["bidirectional"], shown.weights(masks.bidirectional), shown),
+                masks.labels[kind], shown.weights(maps[kind]), shown, _masked(shown, masks.allowed(kind))
+            )
+            for kind in kinds
         ],
         [masks.summary, *_remarks(masks, shown, trained)],
     )

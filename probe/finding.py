@@ -15,6 +15,7 @@ from probe.capture import Recording, encode_for, watch
 from probe.errors import ProbeError
 from probe.measures import recorded_layers
 from probe.models import Model, resolve
+from probe.nonfinite import descending, nonfinite
 from probe.tokens import Encoding, Span, Text
 from probe.words import group_words, token_parts
 
@@ -66,7 +67,7 @@ class FoundHeads:
     ----------
     from_word, to_word, versus : the query, the key, and the key to compare with (or None).
     queries : the token positions of ``from_word`` that count: those that can see both targets.
-    heads : all heads, the largest weight first.
+    heads : all heads, the largest weight first, NaN last.
     notice : a sentence about queries that were left out, or None.
     """
 
@@ -84,14 +85,17 @@ class FoundHeads:
 
     @property
     def by_difference(self) -> tuple[HeadLink, ...]:
-        """All heads, the largest difference first; empty without a second target."""
+        """All heads, the largest difference first, NaN last; empty without a second target."""
         if self.versus is None:
             return ()
-        return tuple(sorted(self.heads, key=lambda head: head.difference or 0.0, reverse=True))
+        return tuple(sorted(self.heads, key=lambda head: descending(head.difference or 0.0)))
 
     @property
     def summary(self) -> str:
         """The strongest link in one line."""
+        problem = nonfinite(self.model_name, [head.weight for head in self.heads])
+        if problem:
+            return problem
         best = self.heads[0]
         line = (
             f'Layer {best.layer}, head {best.head} of {self.model_name} links "{self.from_word.word}" to '
@@ -240,7 +244,7 @@ class _Search:
             queries=tuple(
                 position for position, counts in zip(self.query.positions, counted, strict=True) if counts
             ),
-            heads=tuple(sorted(links, key=lambda link: -link.weight)),
+            heads=tuple(sorted(links, key=lambda link: descending(link.weight))),
             notice=self.notice(counted),
         )
 

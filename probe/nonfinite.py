@@ -1,4 +1,4 @@
-"""What to say of results that are no numbers."""
+"""Results that are no numbers: what to say of them, and where they stand in an order."""
 
 from __future__ import annotations
 
@@ -16,6 +16,11 @@ def nonfinite(model_name: str, values: Iterable[Tensor | float | None]) -> str |
         f"{model_name} computes numbers here that are not finite (NaN or infinity), so nothing can be read "
         "from them: its weights hold such numbers, or its own numbers grow too large for its dtype."
     )
+
+
+def descending(value: float) -> tuple[bool, float]:
+    """A key to sort by: the largest number first, and what is not finite last."""
+    return (False, -value) if math.isfinite(value) else (True, 0.0)
 
 
 def _finite(value: Tensor | float) -> bool:

@@ -69,8 +69,10 @@ def comparison_html(comparison: Comparison) -> str:
 def trace_html(trace: Trace) -> str:
     """The way from dot products to weights, a row for each key."""
     about = _about(trace.model_name, trace.source, trace.text, len(trace.tokens), trace.truncated)
+    turned = "" if trace.frequencies is None else "; query and keys are turned by their positions"
     title = (
-        f"Layer {trace.layer}, head {trace.head}; query {trace.query} {trace.tokens[trace.query]}. Scale "
+        f"Layer {trace.layer}, head {trace.head}; query {trace.query} {trace.tokens[trace.query]}. It sees "
+        f"{trace.mask}{turned}. Scale "
         f"{digits(trace.scale)}, largest masked score {digits(trace.maximum)}, sum of the exponentials "
         f"{digits(trace.exponential_sum)}; largest difference from the model {trace.max_abs_error:.1e}."
     )

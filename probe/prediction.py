@@ -11,6 +11,7 @@ from attention import softmax
 from probe.capture import Recording, encode_for, record
 from probe.errors import ProbeError
 from probe.models import Model, resolve
+from probe.nonfinite import nonfinite
 from probe.tokens import Encoding, Text, visible
 
 
@@ -42,7 +43,7 @@ def predict(model: Model | str, text: Text, k: int = 5, *, truncate: bool = Fals
     ------
     ProbeError
         If ``k`` isn't a number from 1, if the model has no head for words, if a masked language model gets a
-        text without its mask token, or as ``attend``.
+        text without its mask token, if its numbers are not finite, or as ``attend``.
     """
     model = resolve(model)
     if not isinstance(k, int) or isinstance(k, bool) or k < 1:
@@ -55,6 +56,10 @@ def predict(model: Model | str, text: Text, k: int = 5, *, truncate: bool = Fals
     predictions = predictions_of(recording, k)
     if not predictions:
         raise ProbeError(f"There is nothing to predict: put {model.tokenizer.mask_token} in the text.")
+    shares = [share for prediction in predictions for _, share in prediction.candidates]
+    problem = nonfinite(model.name, shares)
+    if problem:
+        raise ProbeError(problem)
     return predictions
 
 

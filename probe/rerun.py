@@ -11,6 +11,7 @@ from torch import Tensor
 from probe import backend
 from probe.capture import batch_inputs, cuts, encode_for, encode_targets
 from probe.models import Model, resolve
+from probe.nonfinite import nonfinite
 from probe.tokens import Text
 
 
@@ -42,7 +43,8 @@ class FromScratchRun:
         return float((self.from_scratch - self.model).abs().max())
 
     def __str__(self) -> str:
-        return (
+        problem = nonfinite(self.model_name, (self.from_scratch, self.model))
+        return problem or (
             f"{self.model_name} ({self.source}) with its attention from scratch: {self.what} of "
             f"{len(self.tokens)} tokens differ by at most {self.max_abs_error:.1e} from the model's own, "
             f"whose largest is {float(self.model.abs().max()):.1f}."

@@ -11,6 +11,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text as Line
 
+from probe.nonfinite import nonfinite
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -124,8 +126,10 @@ def weights_table(run: Run, layer: int, head: int, kind: str | None = None) -> s
     # The share of a model's sinks stands in no column.
     has_sinks = bool((weights.float().sum(-1) < 0.99).any())
     sums = "what a row lacks to 1 is its sink's" if has_sinks else "each row sums to 1"
-    title = f"{run.model_name} ({run.source}), {of}layer {layer}, head {head}; {sums}"
-    return "\n".join([title, *([run.truncated] if run.truncated else [])]) + "\n\n" + render(table)
+    title = f"{run.model_name} ({run.source}), {of}layer {layer}, head {head}"
+    problem = nonfinite(run.model_name, [weights])
+    lines = [title, problem] if problem else [f"{title}; {sums}"]
+    return "\n".join([*lines, *([run.truncated] if run.truncated else [])]) + "\n\n" + render(table)
 
 
 def models_table(rows: list[dict[str, str]]) -> str:
@@ -153,26 +157,60 @@ def trace_table(trace: Trace) -> str:
             digits(trace.model_weights[position]),
         )
     named = list(enumerate(trace.tokens))
+    row = f"query {trace.query} {trace.tokens[trace.query]}"
     parts = [
-        f"{trace.model_name} ({trace.source}), layer {trace.layer}, head {trace.head}, "
-        f"query {trace.query} {trace.tokens[trace.query]}"
-        + (f"\n{trace.truncated}" if trace.truncated else ""),
+        f"{trace.model_name} ({trace.source}), layer {trace.layer}, head {trace.head}, {row}"
+        + "".join(f"\n{line}" for line in (trace.problem, trace.truncated) if line),
         f"Input at this position:\n{_vector(trace.input)}",
-        f"Query vector = input x query weights + bias:\n{_vector(trace.query_vector)}",
-        "Key vectors, likewise:\n"
-        + "\n".join(f"{i} {token}:\n{_vector(trace.keys[i])}" for i, token in named),
+        *_query_and_keys(trace),
         f"Dot product = query vector . key vector.  Scaled = dot product x {digits(trace.scale)}.  "
         "Masked = -inf for keys the mask forbids.\n"
+        f"The mask lets this query see {trace.mask}.\n"
         f"Exponential = exp(masked - {digits(trace.maximum)}), the largest.  Their sum is "
         f"{digits(trace.exponential_sum)}.  Weight = exponential / sum.",
         render(keys).rstrip(),
         f"Largest difference from the model's own weights: {trace.max_abs_error:.1e}",
-        "Value vectors:\n" + "\n".join(f"{i} {token}:\n{_vector(trace.values[i])}" for i, token in named),
+        f"Value vectors{trace.shared}:\n"
+        + "\n".join(f"{i} {token}:\n{_vector(trace.values[i])}" for i, token in named),
         f"Context vector = sum of weight x value vector:\n{_vector(trace.context)}",
         f"This head's share of the layer's output = context x its output weights:\n"
         f"{_vector(trace.output_share)}",
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def _query_and_keys(trace: Trace) -> list[str]:
+    """The vectors that the dot products are of, and with rotary positions how they were turned."""
+    named = list(enumerate(trace.tokens))
+    title = f"Key vectors, likewise{trace.shared}:"
+    query, keys = trace.projected_query, trace.projected_keys
+    if trace.frequencies is None or trace.angles is None or query is None or keys is None:
+        return [
+            f"Query vector = input x query weights + bias:\n{_vector(trace.query_vector)}",
+            f"{title}\n" + "\n".join(f"{i} {token}:\n{_vector(trace.keys[i])}" for i, token in named),
+        ]
+    half = len(trace.frequencies)
+    turned = _table("pair", "frequency", "angle", "a", "b", "a cos - b sin", "b cos + a sin")
+    for pair in range(half):
+        turned.add_row(
+            str(pair),
+            _angle(trace.frequencies[pair]),
+            _angle(trace.angles[trace.query, pair]),
+            *(digits(vector[i]) for vector in (query, trace.query_vector) for i in (pair, pair + half)),
+        )
+    return [
+        f"Query vector before it is turned = input x query weights + bias:\n{_vector(query)}",
+        f"Turned by its position: pair i is number i, called a, and number i + {half}, called b.  Angle = "
+        f"position x frequency = {trace.query} x frequency, in radians.\n\n{render(turned).rstrip()}",
+        f"Query vector, turned:\n{_vector(trace.query_vector)}",
+        f"{title}\n"
+        + "\n".join(
+            f"{i} {token}, before it is turned:\n{_vector(keys[i])}\n"
+            f"angles = {i} x frequency:\n{_lines([f'{_angle(angle):>15}' for angle in trace.angles[i]])}\n"
+            f"turned:\n{_vector(trace.keys[i])}"
+            for i, token in named
+        ),
+    ]
 
 
 def measures_table(measures: HeadMeasures, heads: Iterable[HeadMeasure]) -> str:
@@ -209,7 +247,7 @@ def rollout_table(rollout: Rollout) -> str:
         table.add_row(str(position), Line(token), Line(", ".join(named)))
     lines = [
         f"{rollout.model_name} ({rollout.source}), attention rollout over {len(rollout.maps)} layers",
-        *([rollout.truncated] if rollout.truncated else []),
+        *(line for line in (nonfinite(rollout.model_name, rollout.maps), rollout.truncated) if line),
         rollout.caveat,
     ]
     return "\n".join(lines) + "\n\n" + render(table)
@@ -258,10 +296,18 @@ def _largest_key(one: TextMap, query: int) -> Line:
 
 def _vector(values: Tensor) -> str:
     """Eight numbers a line, in columns."""
-    numbers = [f"{digits(value):>13}" for value in values.tolist()]
+    return _lines([f"{digits(value):>13}" for value in values.tolist()])
+
+
+def _lines(numbers: list[str]) -> str:
     return "\n".join("".join(numbers[start : start + 8]) for start in range(0, len(numbers), 8))
 
 
 def digits(value: float | Tensor) -> str:
     """A number with seven significant digits."""
     return f"{float(value):#.7g}"
+
+
+def _angle(value: float | Tensor) -> str:
+    """Nine significant digits, all that a float32 has: what an angle is off by, its sine is too."""
+    return f"{float(value):#.9g}"

@@ -12,6 +12,7 @@ from torch import Tensor
 from probe.capture import Recording, Run, attend
 from probe.errors import ProbeError
 from probe.models import Model, resolve
+from probe.nonfinite import nonfinite
 from probe.tokens import Span, Text
 
 
@@ -65,6 +66,9 @@ class TextComparison:
     @property
     def summary(self) -> str:
         """The comparison in one line."""
+        problem = nonfinite(self.model_name, (self.first.weights, self.second.weights))
+        if problem:
+            return problem
         which = f"Layer {self.layer}, head {self.head} of {self.model_name}"
         if not self.pairs:
             return f"{which}: the two texts share no token, so there is nothing to compare."

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import transformers
 from torch import Tensor
 
-from attention import MultiHeadAttention, causal_mask, scaled_dot_product_attention
+from attention import rotary_angles, rotate, scaled_dot_product_attention, softmax
 from probe.capture import Recording, encode_for, record
 from probe.errors import ProbeError
+from probe.families import Projection, Site
 from probe.models import Model, resolve
+from probe.nonfinite import nonfinite
 from probe.report import finite
 from probe.tokens import Text, visible
-from probe.verification import from_scratch
+from probe.visibility import allowed_keys
+
+Role = Literal["query", "key", "value"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,6 +33,11 @@ class HeadNumbers:
     tokens : what each token is called.
     causal : the mask the head was trained with.
     scale : what the scores are multiplied with.
+    window : how many of the last tokens a query sees, itself included; None for all of them.
+    key_head : which key and value head it reads, and how many heads do: (key head, heads); None if it has one
+        of its own.
+    frequencies : (head_dim / 2,), how far each pair of numbers of a query or key turns from one position to
+        the next, in radians; None without rotary positions.
     inputs : (T, d_model), or None where only the scaled scores are known.
     query_weight, key_weight, value_weight : (head_dim, d_model).
     query_bias, key_bias, value_bias : (head_dim,), or None.
@@ -41,6 +50,9 @@ class HeadNumbers:
     tokens: tuple[str, ...]
     causal: bool
     scale: float
+    window: int | None = None
+    key_head: tuple[int, int] | None = None
+    frequencies: Tensor | None = None
     inputs: Tensor | None = None
     query_weight: Tensor | None = None
     key_weight: Tensor | None = None
@@ -52,6 +64,45 @@ class HeadNumbers:
     model_weights: Tensor | None = None
     provenance: tuple[tuple[str, str], ...] = ()
 
+    @property
+    def allowed(self) -> Tensor:
+        """(T, T), bool, which keys each query may attend to under the mask the head was trained with."""
+        length = len(self.tokens)
+        allowed = allowed_keys(length, causal=self.causal, window=self.window)
+        return torch.ones(length, length, dtype=torch.bool) if allowed is None else allowed
+
+    def projected(self, role: Role) -> Tensor:
+        """Inputs times the weights of a role, plus their bias: (T, head_dim). Needs inputs."""
+        weight, bias = getattr(self, f"{role}_weight"), getattr(self, f"{role}_bias")
+        assert self.inputs is not None and weight is not None
+        product: Tensor = self.inputs @ weight.T  # (T, d_model) @ (d_model, head_dim) -> (T, head_dim)
+        return product if bias is None else product + bias
+
+    def vectors(self, role: Role) -> Tensor:
+        """What takes part in the attention: projected, and turned by position if it is a query or key."""
+        projected = self.projected(role)
+        turns = self.frequencies is not None and role != "value"
+        return rotate(projected, self.frequencies) if turns else projected  # type: ignore[arg-type]
+
+    @property
+    def scaled_scores(self) -> Tensor:
+        """(T, T), dot products of queries and keys times the scale."""
+        if self.scaled is not None:
+            return self.scaled
+        return self.vectors("query") @ self.vectors("key").T * self.scale
+
+    @property
+    def weights(self) -> Tensor:
+        """(T, T), the attention weights under the mask the head was trained with."""
+        return softmax(self.scaled_scores.masked_fill(~self.allowed, -torch.inf))
+
+    @property
+    def angles(self) -> Tensor | None:
+        """(T, head_dim / 2), how far each pair of numbers is turned at each position; None if they aren't."""
+        return (
+            None if self.frequencies is None else rotary_angles(len(self.tokens), self.frequencies).double()
+        )
+
 
 @dataclass(frozen=True, eq=False)
 class Trace:
@@ -61,16 +112,28 @@ class Trace:
     follows from the lines before it to as many digits as are shown. ``model_weights`` is what the model
     itself computed, in its own dtype, beside them.
 
+    With rotary positions (Su et al. 2021) query and keys are turned after the projection: pair i of a vector
+    at position p, its numbers (a, b) = (x[i], x[i + head_dim / 2]), becomes (a cos - b sin, b cos + a sin) of
+    the angle p x frequency i. Angles, sines and cosines are rounded to float32, as the models do.
+
     Attributes
     ----------
     model_name, source, layer, head, query : which row; ``query`` is the position of its token.
     text, tokens, special, truncated : as in a ``Run``; T tokens.
+    key_head : which key and value head this head reads: ``head``, unless several heads share one.
     input : (d_model,), the layer's attention input at the query's position.
-    query_vector : (head_dim,), input times the head's query weights, plus their bias.
-    keys, values : (T, head_dim), the same with the key and value weights, for every token.
+    frequencies : (head_dim / 2,), radians a position; this and the next three are None without rotary
+        positions.
+    angles : (T, head_dim / 2), radians, position times frequency.
+    projected_query : (head_dim,), the query vector before it is turned.
+    projected_keys : (T, head_dim), the keys before they are turned.
+    query_vector : (head_dim,), input times the head's query weights, plus their bias; turned by its position.
+    keys, values : (T, head_dim), the same with the key and value weights, for every token; values don't turn.
     dot_products : (T,), query vector times each key.
     scale : what they are multiplied with, 1 / sqrt(head_dim) in most models.
     scaled : (T,), dot products times scale.
+    causal : whether the mask hides later tokens.
+    window : how many of the last tokens it lets through, the query's included; None for all of them.
     allowed : (T,) bool, which keys the mask lets through.
     masked : (T,), scaled, with -inf where the mask forbids.
     maximum : the largest masked score; it is subtracted before the exponential and cancels in the division.
@@ -93,13 +156,20 @@ class Trace:
     tokens: tuple[str, ...]
     special: tuple[bool, ...]
     truncated: str | None
+    key_head: int
     input: Tensor
+    frequencies: Tensor | None
+    angles: Tensor | None
+    projected_query: Tensor | None
+    projected_keys: Tensor | None
     query_vector: Tensor
     keys: Tensor
     values: Tensor
     dot_products: Tensor
     scale: float
     scaled: Tensor
+    causal: bool
+    window: int | None
     allowed: Tensor
     masked: Tensor
     maximum: float
@@ -115,6 +185,28 @@ class Trace:
     def max_abs_error(self) -> float:
         """Largest difference of the weights from the model's own."""
         return float((self.weights - self.model_weights.double()).abs().max())
+
+    @property
+    def mask(self) -> str:
+        """What the mask lets this query see, in words."""
+        seen = [position for position, allowed in enumerate(self.allowed.tolist()) if allowed]
+        kind = "causal" if self.causal else "bidirectional"
+        window = "" if self.window is None else f", a window of {self.window}"
+        keys = f"keys {seen[0]} to {seen[-1]}" if len(seen) > 1 else f"key {seen[0]} alone"
+        return f"{keys} ({kind}{window})"
+
+    @property
+    def shared(self) -> str:
+        """Which key and value head is read, in words to be added, where several heads share one; else ""."""
+        if self.numbers.key_head is None:
+            return ""
+        key_head, heads = self.numbers.key_head
+        return f", of key and value head {key_head}, which {heads} heads read"
+
+    @property
+    def problem(self) -> str | None:
+        """One sentence if the row holds numbers that are not finite; None if all is well."""
+        return nonfinite(self.model_name, (self.weights, self.model_weights, self.output_share))
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain numbers, strings and lists; minus infinity is the string "-inf"."""
@@ -176,30 +268,23 @@ def trace_of(recording: Recording, layer: int, head: int, query: int) -> Trace:
     model.check_head(layer, head)
     _check_position(query, len(encoding))
     seen, site = recording.layers[layer], model.sites[layer]
-    if site.rotary_frequencies is not None or site.group > 1:
-        raise ProbeError(
-            f"{model.name} turns its queries and keys by their positions, or shares keys among heads; a "
-            "trace of that, number by number, is not there yet. Its weights can be verified."
-        )
-    module = from_scratch(site).double().cpu()
-    hidden = seen.input[0].double().cpu()  # (T, d_model)
-    columns = slice(head * site.head_dim, (head + 1) * site.head_dim)
+    numbers = _head_numbers(recording, layer, head)
+    assert numbers.inputs is not None
+    turned = numbers.frequencies is not None
 
     with torch.no_grad():
-        query_vector = module.W_query(hidden[query])[columns]  # (head_dim,)
-        keys = module.W_key(hidden)[:, columns]  # (T, head_dim)
-        values = module.W_value(hidden)[:, columns]
-        allowed = torch.ones(len(encoding), dtype=torch.bool)
-        if recording.causal:
-            allowed = causal_mask(len(encoding))[query]
-        steps = scaled_dot_product_attention(query_vector[None], keys, values, mask=allowed, scale=site.scale)
+        query_vector, keys, values = (numbers.vectors(role) for role in ("query", "key", "value"))
+        allowed = numbers.allowed[query]
+        steps = scaled_dot_product_attention(
+            query_vector[query, None], keys, values, mask=allowed, scale=site.scale
+        )
         assert steps.scores is not None and steps.scaled is not None and steps.masked is not None
         masked = steps.masked[0]
         maximum = masked.max()
         exponentials = (masked - maximum).exp()
-        output_share = (
-            module.out_proj.weight[:, columns] @ steps.output[0]
-        )  # (d_model, head_dim) @ (head_dim,)
+        columns = slice(head * site.head_dim, (head + 1) * site.head_dim)
+        # (d_model, head_dim) @ (head_dim,) -> (d_model,)
+        output_share = _exact(site.output.weight()[:, columns]) @ steps.output[0]
 
     return Trace(
         model_name=model.name,
@@ -211,13 +296,20 @@ def trace_of(recording: Recording, layer: int, head: int, query: int) -> Trace:
         tokens=encoding.tokens,
         special=encoding.special,
         truncated=encoding.truncated,
-        input=hidden[query],
-        query_vector=query_vector,
+        key_head=head // site.group,
+        input=numbers.inputs[query],
+        frequencies=numbers.frequencies,
+        angles=numbers.angles,
+        projected_query=numbers.projected("query")[query] if turned else None,
+        projected_keys=numbers.projected("key") if turned else None,
+        query_vector=query_vector[query],
         keys=keys,
         values=values,
         dot_products=steps.scores[0],
         scale=site.scale,
         scaled=steps.scaled[0],
+        causal=numbers.causal,
+        window=numbers.window,
         allowed=allowed,
         masked=masked,
         maximum=float(maximum),
@@ -227,32 +319,31 @@ def trace_of(recording: Recording, layer: int, head: int, query: int) -> Trace:
         context=steps.output[0],
         output_share=output_share,
         model_weights=seen.weights[0, head, query].cpu(),
-        numbers=_head_numbers(recording, layer, head, module),
+        numbers=numbers,
     )
 
 
-def _head_numbers(recording: Recording, layer: int, head: int, module: MultiHeadAttention) -> HeadNumbers:
-    """The whole head of one query's trace; ``module`` holds the layer's weights in float64."""
+def _head_numbers(recording: Recording, layer: int, head: int) -> HeadNumbers:
+    """All that a head is computed from, from a run of a single text and a copy of the layer's weights."""
     model, (encoding,), seen = recording.model, recording.encodings, recording.layers[layer]
-    columns = slice(head * module.head_dim, (head + 1) * module.head_dim)
-
-    def bias(linear: torch.nn.Linear) -> Tensor | None:
-        return None if linear.bias is None else linear.bias.detach()[columns]
-
+    site = model.sites[layer]
+    key_head = head // site.group
+    frequencies = site.rotary_frequencies
+    shared = (("key and value head", f"{key_head}, which {site.group} heads read"),) if site.group > 1 else ()
     text = encoding.text if isinstance(encoding.text, str) else " | ".join(encoding.text)
     return HeadNumbers(
         title=f"Layer {layer}, head {head} of {model.name}",
         tokens=encoding.tokens,
         causal=recording.causal,
-        scale=model.sites[layer].scale,
-        inputs=seen.input[0].double().cpu(),
-        query_weight=module.W_query.weight.detach()[columns],
-        key_weight=module.W_key.weight.detach()[columns],
-        value_weight=module.W_value.weight.detach()[columns],
-        query_bias=bias(module.W_query),
-        key_bias=bias(module.W_key),
-        value_bias=bias(module.W_value),
-        model_weights=seen.weights[0, head].double().cpu(),
+        scale=site.scale,
+        window=site.window,
+        key_head=(key_head, site.group) if site.group > 1 else None,
+        frequencies=None if frequencies is None else _exact(frequencies),
+        inputs=_exact(seen.input[0]),
+        **_of_head(site, "query", site.query, head),
+        **_of_head(site, "key", site.key, key_head),
+        **_of_head(site, "value", site.value, key_head),
+        model_weights=_exact(seen.weights[0, head]),
         provenance=(
             ("model", model.name),
             ("source", model.source),
@@ -261,12 +352,28 @@ def _head_numbers(recording: Recording, layer: int, head: int, module: MultiHead
             ("text", visible(text)),
             ("layer", str(layer)),
             ("head", str(head)),
+            *shared,
             ("dtype", str(model.dtype).removeprefix("torch.")),
             ("device", str(model.device)),
             ("torch", torch.__version__),
             ("transformers", transformers.__version__),
         ),
     )
+
+
+def _of_head(site: Site, role: Role, projection: Projection, head: int) -> dict[str, Any]:
+    """One head's rows of a projection's weight and bias."""
+    rows = slice(head * site.head_dim, (head + 1) * site.head_dim)
+    bias = projection.bias()
+    return {
+        f"{role}_weight": _exact(projection.weight()[rows]),
+        f"{role}_bias": None if bias is None else _exact(bias[rows]),
+    }
+
+
+def _exact(tensor: Tensor) -> Tensor:
+    """The same numbers in float64, on the CPU."""
+    return tensor.detach().cpu().double()
 
 
 def _check_position(query: int, length: int) -> None:

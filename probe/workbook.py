@@ -17,10 +17,10 @@ import xlsxwriter
 from torch import Tensor
 from xlsxwriter.utility import xl_col_to_name, xl_range_abs, xl_rowcol_to_cell
 
-from attention import causal_mask, scaled_dot_product_attention
 from attention.examples import MaskedScores, ProjectedSentence
 from probe.errors import ProbeError
-from probe.tracing import HeadNumbers, Trace
+from probe.nonfinite import nonfinite
+from probe.tracing import HeadNumbers, Role, Trace
 
 # More formulas than this make a spreadsheet program slow, and few people would read them.
 MAX_TOKENS = 128
@@ -43,10 +43,15 @@ def to_workbook(what: Trace | HeadNumbers, path: str | os.PathLike[str]) -> Path
     bidirectional mask. Every block of numbers has a defined name: inputs, W_query, query, scores, scaled,
     mask, masked, row_maximum, exponentials, row_sum, weights, context, model_weights, difference and so on.
 
+    With rotary positions, query and key are turned by formulas too, from projected_query and projected_key,
+    position and frequency; a sliding window is a cell of the first sheet, and stays under either mask. A head
+    that shares its keys and values with others is given those it reads.
+
     Raises
     ------
     ProbeError
-        If there are more than ``MAX_TOKENS`` tokens, or the file can't be written.
+        If there are more than ``MAX_TOKENS`` tokens, a number is NaN or infinite, which a spreadsheet can't
+        hold, or the file can't be written.
     """
     numbers = what.numbers if isinstance(what, Trace) else what
     if len(numbers.tokens) > MAX_TOKENS:
@@ -54,6 +59,12 @@ def to_workbook(what: Trace | HeadNumbers, path: str | os.PathLike[str]) -> Path
             f"The text has {len(numbers.tokens)} tokens; a workbook takes at most {MAX_TOKENS}, as it has "
             "several formulas for each pair of them. Give a shorter text."
         )
+    of_values = numbers.value_weight, numbers.value_bias
+    problem = nonfinite(
+        numbers.title, (numbers.inputs, numbers.scaled_scores, numbers.model_weights, *of_values)
+    )
+    if problem:
+        raise ProbeError(f"A workbook can't be made: {problem}")
     path = Path(path)
     # Text that looks like a formula, a number or a link stays text.
     options = {"strings_to_formulas": False, "strings_to_numbers": False, "strings_to_urls": False}
@@ -121,9 +132,8 @@ class _Writer:
         numbers = self.numbers
         count = len(numbers.tokens)
         tokens = list(numbers.tokens)
+        scaled = numbers.scaled_scores
         if numbers.inputs is None:
-            assert numbers.scaled is not None
-            scaled = numbers.scaled
             self._sheet(
                 _Block(
                     "scaled",
@@ -135,11 +145,13 @@ class _Writer:
             )
             value = torch.zeros(count, 0, dtype=torch.float64)
         else:
-            query, key, value = self._projections(tokens)
+            query, key, value = self._vectors(tokens)
             scores = query @ key.T
-            scaled = scores * numbers.scale
             width = query.shape[1]
             self._scalar("scale", "What the scores are multiplied with.", numbers.scale, 4)
+            if numbers.window is not None:
+                about = "How many tokens a query sees, itself included, back and (if it may) ahead."
+                self._scalar("window", about, numbers.window, 5)
             self._sheet(
                 _Block(
                     "scores",
@@ -163,70 +175,149 @@ class _Writer:
         self._attention(tokens, scaled, value)
         self._about()
 
-    def _projections(self, tokens: list[str]) -> tuple[Tensor, Tensor, Tensor]:
-        """Inputs, the three weight matrices with their biases, and the three products as formulas."""
+    def _vectors(self, tokens: list[str]) -> tuple[Tensor, Tensor, Tensor]:
+        """Inputs and the three weight matrices with their biases; query, key and value as formulas."""
         numbers = self.numbers
         assert numbers.inputs is not None
-        inputs = numbers.inputs
-        width = inputs.shape[1]
+        width = numbers.inputs.shape[1]
         self._sheet(
             _Block(
                 "inputs",
                 "What the layer's attention is given: a row a token.",
-                inputs,
+                numbers.inputs,
                 tokens,
                 _counted(width),
             )
         )
-        products = []
-        for role, weight, bias in (
-            ("query", numbers.query_weight, numbers.query_bias),
-            ("key", numbers.key_weight, numbers.key_bias),
-            ("value", numbers.value_weight, numbers.value_bias),
-        ):
-            assert weight is not None
-            head_dim = weight.shape[0]
-            # The bias is one more column, so that a row holds all that one number of the product needs.
-            bias = torch.zeros(head_dim, dtype=torch.float64) if bias is None else bias
+        turns = numbers.frequencies is not None
+        self._projection("query", "projected_query" if turns else "query", tokens)
+        self._projection("key", "projected_key" if turns else "key", tokens)
+        self._projection("value", "value", tokens)
+        if turns:
+            self._rotations(tokens)
+            self._turned("query", tokens)
+            self._turned("key", tokens)
+        return numbers.vectors("query"), numbers.vectors("key"), numbers.vectors("value")
+
+    def _projection(self, role: Role, name: str, tokens: list[str]) -> None:
+        """The weights of one role, and their product with the inputs, called ``name``."""
+        numbers = self.numbers
+        assert numbers.inputs is not None
+        width = numbers.inputs.shape[1]
+        weight, bias = getattr(numbers, f"{role}_weight"), getattr(numbers, f"{role}_bias")
+        head_dim = weight.shape[0]
+        # The bias is one more column, so that a row holds all that one number of the product needs.
+        bias = torch.zeros(head_dim, dtype=torch.float64) if bias is None else bias
+        whose, readers = "The head's", ""
+        if numbers.key_head is not None and role != "query":
+            key_head, heads = numbers.key_head
+            whose, readers = f"Key and value head {key_head}'s", f" ({heads} heads read it)"
+        self._sheet(
+            _Block(
+                f"W_{role}",
+                f"{whose} {role} weights{readers}: a row for each number of the {role} vector, bias last.",
+                torch.cat([weight, bias[:, None]], dim=1),
+                _counted(head_dim),
+                [*_counted(width), "bias"],
+            )
+        )
+        before = "" if name == role else ", before they are turned"
+        self._sheet(
+            _Block(
+                name,
+                f"{role.capitalize()} vectors{before}: input times {role} weights, plus bias.",
+                numbers.projected(role),
+                tokens,
+                _counted(head_dim),
+                lambda i, j: (
+                    f"=SUMPRODUCT({_row('inputs', i, width)},{_row(f'W_{role}', j, width)})"
+                    f"+{_cell(f'W_{role}', j, width)}"
+                ),
+            )
+        )
+
+    def _rotations(self, tokens: list[str]) -> None:
+        """By how much each pair of numbers is turned at each position."""
+        frequencies, angles = self.numbers.frequencies, self.numbers.angles
+        assert frequencies is not None and angles is not None
+        pairs = [f"pair {index}" for index in range(len(frequencies))]
+        self._sheet(
+            _Block(
+                "position",
+                "Where each token stands.",
+                torch.arange(len(tokens))[:, None],
+                tokens,
+                ["position"],
+                digits="0",
+            )
+        )
+        self._sheet(
+            _Block(
+                "frequency",
+                "How far each pair of numbers turns from one position to the next, in radians. Pair i is the "
+                f"numbers i and i + {len(frequencies)}.",
+                frequencies[None],
+                ["frequency"],
+                pairs,
+                digits="0.00000000E+00",
+            )
+        )
+        rows: dict[str, Any] = {"rows": tokens, "columns": pairs}
+        self._sheet(
+            _Block(
+                "angle",
+                "Position times frequency, in radians.",
+                angles,
+                formula=lambda i, j: f"={_cell('position', i, 0)}*{_cell('frequency', 0, j)}",
+                digits="0.00000000",
+                **rows,
+            )
+        )
+        for name, function, values in (("cosine", "COS", angles.cos()), ("sine", "SIN", angles.sin())):
             self._sheet(
                 _Block(
-                    f"W_{role}",
-                    f"The head's {role} weights: a row for each number of the {role} vector, its bias last.",
-                    torch.cat([weight, bias[:, None]], dim=1),
-                    _counted(head_dim),
-                    [*_counted(width), "bias"],
+                    name,
+                    f"{name.capitalize()} of the angle.",
+                    values,
+                    formula=lambda i, j, function=function: f"={function}({_cell('angle', i, j)})",  # type: ignore[misc]
+                    **rows,
                 )
             )
-            product = inputs @ weight.T + bias
-            products.append(product)
-            name = f"W_{role}"
-            self._sheet(
-                _Block(
-                    role,
-                    f"{role.capitalize()} vectors: input times {role} weights, plus bias.",
-                    product,
-                    tokens,
-                    _counted(head_dim),
-                    lambda i, j, name=name: (  # type: ignore[misc]
-                        f"=SUMPRODUCT({_row('inputs', i, width)},{_row(name, j, width)})"
-                        f"+{_cell(name, j, width)}"
-                    ),
-                )
+
+    def _turned(self, role: Role, tokens: list[str]) -> None:
+        """The vectors of one role turned by their positions: (a, b) -> (a cos - b sin, b cos + a sin)."""
+        values = self.numbers.vectors(role)
+        half = values.shape[1] // 2
+
+        def formula(i: int, j: int) -> str:
+            pair, sign, other = (j, "-", j + half) if j < half else (j - half, "+", j - half)
+            return (
+                f"={_cell(f'projected_{role}', i, j)}*{_cell('cosine', i, pair)}"
+                f"{sign}{_cell(f'projected_{role}', i, other)}*{_cell('sine', i, pair)}"
             )
-        return products[0], products[1], products[2]
+
+        self._sheet(
+            _Block(
+                role,
+                f"{role.capitalize()} vectors, turned by their positions: numbers i and i + {half}, called a "
+                "and b, become a cos - b sin and b cos + a sin.",
+                values,
+                tokens,
+                _counted(2 * half),
+                formula,
+            )
+        )
 
     def _attention(self, tokens: list[str], scaled: Tensor, value: Tensor) -> None:
         """From scaled scores to weights and contexts, as formulas."""
         numbers, count = self.numbers, len(tokens)
-        allowed = causal_mask(count) if numbers.causal else torch.ones(count, count, dtype=torch.bool)
+        allowed = numbers.allowed
         forbidden = torch.zeros(count, count, dtype=torch.float64).masked_fill(~allowed, MINUS_INFINITY)
         masked = scaled + forbidden
         maximum = masked.amax(1, keepdim=True)
         exponentials = (masked - maximum).exp()
         sums = exponentials.sum(1, keepdim=True)
-        # The scaled scores as they are, as dot products with unit vectors: attention's own softmax and mask.
-        unit = torch.eye(count, dtype=torch.float64)
-        weights = scaled_dot_product_attention(scaled, unit, unit, mask=allowed, scale=1.0).weights
+        weights = numbers.weights
         square: dict[str, Any] = {"rows": tokens, "columns": tokens}
         self._sheet(
             _Block(
@@ -234,7 +325,7 @@ class _Writer:
                 f"Added to the scaled scores: 0 where a query may attend, else {MINUS_INFINITY:.0E}, which "
                 "stands for minus infinity.",
                 forbidden,
-                formula=lambda i, j: f'=IF(OR({_SWITCH}="bidirectional",{j}<={i}),0,{MINUS_INFINITY:.0E})',
+                formula=lambda i, j: f"=IF({self._may(i, j)},0,{MINUS_INFINITY:.0E})",
                 digits="0E+00",
                 **square,
             )
@@ -318,6 +409,11 @@ class _Writer:
                     **square,
                 )
             )
+
+    def _may(self, i: int, j: int) -> str:
+        """Whether query i may attend to key j, as a formula."""
+        direction = f'OR({_SWITCH}="bidirectional",{j}<={i})'
+        return direction if self.numbers.window is None else f"AND({direction},{abs(i - j)}<window)"
 
     def _sheet(self, block: _Block, *, scale: bool = False, array: bool = False) -> None:
         """One sheet for one block, with its titles, its name, and the panes frozen beside the titles."""

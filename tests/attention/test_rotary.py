@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from attention import MultiHeadAttention, rotary_frequencies, rotate
+from attention import MultiHeadAttention, rotary_angles, rotary_frequencies, rotate
 
 F64 = torch.float64
 
@@ -20,6 +20,16 @@ def test_frequencies_by_hand() -> None:
 def test_an_odd_width_is_refused() -> None:
     with pytest.raises(ValueError, match="even; got 7"):
         rotary_frequencies(7)
+
+
+def test_angles_by_hand() -> None:
+    angles = rotary_angles(3, rotary_frequencies(4))
+    assert angles.dtype == torch.float32
+    assert [row.tolist() for row in angles] == [
+        [0.0, 0.0],
+        pytest.approx([1.0, 0.01]),
+        pytest.approx([2.0, 0.02]),
+    ]
 
 
 def test_rotation_is_a_product_with_complex_numbers_of_length_one() -> None:

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
+import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from transformers import AutoModel
 
 import probe
 import tiny
-from probe import Model, ProbeError
+from probe import Ablation, Model, ProbeError, ablation
+from probe.ablation import Change
 from probe.capture import batch_inputs, encode_for
 
 TEXT = "The little girl went to the garden, and the little girl went to the"
@@ -119,6 +124,45 @@ def test_all_heads_under_the_other_mask_equal_the_network_given_that_mask(model:
     assert moved.max() > 0.1
 
 
+def allowed(length: int, window: int | None) -> Tensor:
+    """Both ways, within a window if there is one."""
+    position = torch.arange(length)
+    return (position[:, None] - position).abs() < (window or length)
+
+
+@pytest.mark.parametrize("name", tiny.ROTARY)
+@pytest.mark.parametrize("heads", [[0, 1, 2], [(1, 4)], [(0, 0), (2, 3), (2, 5)]], ids=["all", "one", "some"])
+def test_rotary_heads_under_the_other_mask(
+    rotary_models: dict[str, Model], rotary_folders: dict[str, Path], name: str, heads: list[Any]
+) -> None:
+    """As transformers has it on its eager backend, where each layer is given a mask a head: (1, H, T, T)."""
+    model = rotary_models[name]
+    network = AutoModel.from_pretrained(rotary_folders[name], attn_implementation="eager").eval()
+    before = outputs(model, TEXT, network)[0]
+    length, chosen = len(before), {(head, h) for head in heads if isinstance(head, int) for h in range(6)}
+    chosen |= {pair for pair in heads if isinstance(pair, tuple)}
+    for layer in range(3):
+        window = model.sites[layer].window
+        masks = torch.stack(
+            [
+                allowed(length, window) if (layer, head) in chosen else allowed(length, window).tril()
+                for head in range(6)
+            ]
+        )
+        added = torch.zeros(1, 6, length, length).masked_fill(~masks, -torch.inf)
+        network.layers[layer].self_attn.register_forward_pre_hook(
+            lambda module, args, kwargs, added=added: (args, {**kwargs, "attention_mask": added}),
+            with_kwargs=True,
+        )
+    after = outputs(model, TEXT, network)[0]
+
+    ablation = probe.ablate(model, TEXT, heads, "other mask")
+
+    moved = (after - before).norm(dim=-1) / before.norm(dim=-1)
+    assert torch.allclose(ablation.hidden_change, moved.double(), rtol=1e-3, atol=1e-4)
+    assert moved.max() > 0.05
+
+
 def test_the_network_is_as_it_was_afterwards(gpt2: Model) -> None:
     before = outputs(gpt2, TEXT)
     probe.ablate(gpt2, TEXT, [0, 1], "other mask")
@@ -137,6 +181,50 @@ def test_ranking_has_every_head_once_and_the_largest_effect_first(gpt2: Model) -
     assert seen == [(n, 36) for n in range(1, 37)]
     alone = probe.ablate(gpt2, "The cat sat on", [places[0]])
     assert alone.effect == pytest.approx(effects[0])
+
+
+def with_effect(effect: float) -> Ablation:
+    change = Change(1, None, None, "cat", 0.5, 0.4, effect)  # type: ignore[arg-type]
+    return Ablation("m", "s", "t", ("t",), None, ((0, 0),), "zero", (change,), 1.0, torch.zeros(1))
+
+
+@pytest.mark.parametrize("first", [torch.nan, torch.inf])
+def test_an_effect_that_is_no_number(first: float) -> None:
+    broken = with_effect(first)
+    assert "with layer 0 head 0 switched off computes numbers here that are not finite" in broken.summary
+    (change,), (other,) = broken.changes, with_effect(2.0).changes
+    for changes in ((change, other), (other, change)):
+        assert not math.isfinite(dataclasses.replace(broken, changes=changes).effect)
+    hidden = torch.tensor([0.1, first, 0.3])
+    assert not math.isfinite(dataclasses.replace(broken, changes=(), hidden_change=hidden).effect)
+
+
+def test_a_head_whose_effect_is_no_number_comes_last(gpt2: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    sound = ablation._compared
+
+    def compared(model: Model, encoding: Any, chosen: Any, *rest: Any) -> Ablation:
+        found = sound(model, encoding, chosen, *rest)
+        if chosen not in ({0: [3]}, {4: [5]}):
+            return found
+        (change,) = found.changes
+        return dataclasses.replace(found, changes=(dataclasses.replace(change, divergence=torch.nan),))
+
+    monkeypatch.setattr(ablation, "_compared", compared)
+    ranking = probe.rank_heads(gpt2, "The cat sat on")
+    *ranked, last, very_last = [one.effect for one in ranking.ablations]
+    assert ranked == sorted(ranked, reverse=True) and len(ranked) == 34
+    assert math.isnan(last) and math.isnan(very_last)
+    assert [one.heads for one in ranking.ablations[-2:]] == [((0, 3),), ((4, 5),)]
+
+
+def test_a_model_whose_weights_are_no_numbers_is_refused(gpt2: Model) -> None:
+    network = copy.deepcopy(gpt2.hf)
+    with torch.no_grad():
+        network.transformer.h[2].attn.c_proj.weight[0, 0] = torch.nan
+    broken = probe.load(network, tokenizer=gpt2.tokenizer)
+    for call in (lambda: probe.ablate(broken, TEXT, [(0, 0)]), lambda: probe.rank_heads(broken, TEXT)):
+        with pytest.raises(ProbeError, match=r"not finite \(NaN or infinity\)"):
+            call()
 
 
 def test_a_mask_token_is_what_changes_in_a_masked_language_model(tiny_bert_with_words: Model) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +14,7 @@ from texts import STORY, eager_maps
 import probe
 import tiny
 from attention import rotary_frequencies
-from probe import Model, ProbeError, cli
+from probe import Model, ProbeError
 from probe.capture import encode_for, record
 from probe.families import FAMILIES
 
@@ -205,7 +204,7 @@ def test_attend_agrees_with_record(models: dict[str, Model], name: str) -> None:
                 assert (run.weights(layer, head) - seen[head]).abs().max() < TWO_RUNS
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if name not in ROTARY])
+@pytest.mark.parametrize("name", CASES)
 def test_a_row_number_by_number(models: dict[str, Model], folders: dict[str, Path], name: str) -> None:
     """A trace is computed from the weights too, by another way through the code."""
     model = models[name]
@@ -216,52 +215,10 @@ def test_a_row_number_by_number(models: dict[str, Model], folders: dict[str, Pat
         assert trace.max_abs_error < FLOAT32
 
 
-# --- what rotary models can't do yet ------------------------------------------------------------------------
-
-
 def one_sentence(error: pytest.ExceptionInfo[ProbeError], *parts: str) -> None:
     said = str(error.value)
     assert all(part in said for part in parts), said
     assert said.endswith(".") and "\n" not in said and len(said) < 400
-
-
-@pytest.mark.parametrize("name", ROTARY)
-def test_refusals_of_rotary_models(models: dict[str, Model], name: str) -> None:
-    model = models[name]
-    with pytest.raises(ProbeError) as error:
-        probe.trace(model, TEXTS[1], layer=1, head=2, query=3)
-    one_sentence(error, model.name, "trace")
-    with pytest.raises(ProbeError) as error:
-        probe.ablate(model, TEXTS[1], [(1, 2)], how="other mask")
-    one_sentence(error, model.name, "other mask", '"zero" and "mean"')
-
-
-def test_no_workbook_of_a_rotary_model(
-    folders: dict[str, Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    file = tmp_path / "head.xlsx"
-    monkeypatch.setattr(sys, "argv", ["probe", "export", str(folders["llama"]), TEXTS[1], str(file)])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    assert ended.value.code != 0
-    assert "a trace of that" in " ".join(capsys.readouterr().err.split())
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("name", ["mistral", "qwen2"])
-def test_the_window_stays_under_the_causal_mask(models: dict[str, Model], name: str) -> None:
-    model = models[name]
-    maps = probe.attend(model, TEXTS[0])
-    for layer, window in enumerate(CASES[name].windows):
-        comparison = probe.compare_masks(model, TEXTS[0], layer, head=4)
-        assert comparison.trained_with == "causal"
-        assert (comparison.causal - maps.weights(layer, 4)).abs().max() < TWO_RUNS
-        beyond = comparison.causal.tril(-(window or 7))
-        assert bool(beyond.any()) == (window is None)
-        assert comparison.bidirectional.triu(1).any()
 
 
 @pytest.mark.parametrize("rope_type", ["dynamic", "yarn"])

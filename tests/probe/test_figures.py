@@ -183,6 +183,13 @@ def test_a_window_masks_what_lies_further_back(gpt2: probe.Model) -> None:
     drawn = maps(draw_comparison(probe.compare(model, REPEATED), 0, 1))[0].images[0].get_array()
     open_cells = [(q, k) for q in range(8) for k in range(8) if 0 <= q - k < 3]
     assert sorted(map(tuple, np.argwhere(~drawn.mask).tolist())) == open_cells
+    # The window stays under the other mask.
+    causal, both_ways = (
+        axes.images[0].get_array() for axes in maps(draw_masks(probe.compare_masks(model, REPEATED, 0, 1)))
+    )
+    assert sorted(map(tuple, np.argwhere(~causal.mask).tolist())) == open_cells
+    near = [(q, k) for q in range(8) for k in range(8) if abs(q - k) < 3]
+    assert sorted(map(tuple, np.argwhere(~both_ways.mask).tolist())) == near
 
 
 def test_both_masks_side_by_side(gpt2: probe.Model) -> None:

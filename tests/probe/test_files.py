@@ -299,6 +299,24 @@ def test_an_edited_input_of_a_workbook_fails(copy: Callable[[str, str], Path]) -
     assert any(reason.startswith("weights") and "nan" in reason for reason in result.reasons)
 
 
+def test_a_workbook_with_rotary_positions_and_a_window(
+    rotary_models: dict[str, Model], tmp_path: Path
+) -> None:
+    model = rotary_models["mistral"]
+    path = probe.export(probe.trace(model, TEXT, 1, 4, 2), tmp_path / "head.xlsx")
+    result = probe.reproduce(path, model=model)
+    assert result.holds, result.reasons
+    for name, value in (("window", 6), ("frequency", 0.5), ("position", 3)):
+        changed = tmp_path / f"{name}.xlsx"
+        book = openpyxl.load_workbook(path)
+        ((sheet, area),) = book.defined_names[name].destinations
+        cells = book[sheet][area.replace("$", "")]
+        (cells[0][0] if isinstance(cells, tuple) else cells).value = value
+        book.save(changed)
+        reasons = probe.reproduce(changed, model=model).reasons
+        assert any(reason.startswith(f"{name} at 0, 0: {value}") for reason in reasons), reasons
+
+
 def test_another_picture_on_the_same_numbers_fails(copy: Callable[[str, str], Path]) -> None:
     path = copy("one head", "svg")
     content = path.read_text("utf-8")

@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from transformers import MistralConfig, MistralModel
 from typer.testing import CliRunner
 
 import probe
 from probe.capture import encode_for, record
 from probe.cli import app
-from probe.finding import HeadLink, find_heads, find_heads_of, locate, matches
+from probe.finding import HeadLink, _Search, find_heads, find_heads_of, locate, matches
 from probe.tables import found_table
 
 TROPHY = "The trophy doesn't fit in the suitcase because it is too big."
@@ -228,6 +229,21 @@ def test_the_command_line(bert: probe.Model) -> None:
     assert (plain["heads"][0]["layer"], plain["heads"][0]["head"]) == (best.layer, best.head)
     lines = CliRunner().invoke(app, [*arguments, "--top", "3"]).stdout.splitlines()
     assert sum(line.strip()[:1].isdigit() for line in lines) == 6
+
+
+def test_heads_whose_weights_are_no_numbers_come_last(gpt2: probe.Model) -> None:
+    search = _Search(encode_for(gpt2, "a cat the dog cat"), "cat", "a", "the")
+    size = len(search.encoding)
+    for layer in range(2):
+        weights = torch.full((3, size, size), 0.1)
+        weights[1, :, 0] = torch.nan if layer == 0 else 0.3
+        weights[2, :, 0] = 0.2 + layer / 4
+        search.see(layer, weights, None)
+    found = search.result(gpt2)
+    for links in (found.heads, found.by_difference):
+        assert [(link.layer, link.head) for link in links][:3] == [(1, 2), (1, 1), (0, 2)]
+        assert (links[-1].layer, links[-1].head) == (0, 1)
+    assert "not finite (NaN or infinity)" in found.summary and "nan%" not in found_table(found, 9)
 
 
 def test_no_head_prefers_what_every_head_puts_less_weight_on(bert: probe.Model) -> None:

@@ -7,13 +7,16 @@ import shutil
 import subprocess
 import zipfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import openpyxl
 import pytest
 import torch
+from texts import eager_maps
 from torch import Tensor
+from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 import probe
 from attention.examples import DRAW_A_MAP, THE_CAT_SAT_ON
@@ -88,7 +91,7 @@ def recalculate(paths: list[Path], folder: Path) -> dict[str, Any]:
         ],
         check=True,
         capture_output=True,
-        timeout=240,
+        timeout=600,
     )
     return {path.stem: openpyxl.load_workbook(out / path.name, data_only=True) for path in paths}
 
@@ -120,8 +123,33 @@ def wide(tiny_gpt2: Callable[..., Path]) -> Model:
     return probe.load(str(tiny_gpt2(n_head=2, n_embd=128, n_layer=2)), dtype=torch.float64)
 
 
+# Which model of `tiny.ROTARY`, layer and head: shared keys, also of real widths, and windows of 7, which
+# Qwen2 has in its later layers alone.
+ROTARY = {
+    "llama32": ("llama, heads of 32", 1, 3),
+    "llama64": ("llama, heads of 64", 2, 4),
+    "mistral": ("mistral", 1, 5),
+    "qwen2": ("qwen2", 1, 4),
+}
+WINDOWED = ("mistral", "qwen2")
+
+
 @pytest.fixture(scope="module")
-def books(bert: Model, gpt2: Model, wide: Model, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def rotary(rotary_folders: dict[str, Path]) -> dict[str, Model]:
+    return {
+        name: probe.load(str(rotary_folders[which]), dtype=torch.float64)
+        for name, (which, _, _) in ROTARY.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def books(
+    bert: Model,
+    gpt2: Model,
+    wide: Model,
+    rotary: dict[str, Model],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> dict[str, Any]:
     """Every workbook that the tests below look at, recalculated in one go."""
     folder = tmp_path_factory.mktemp("workbooks")
     paths = []
@@ -140,6 +168,21 @@ def books(bert: Model, gpt2: Model, wide: Model, tmp_path_factory: pytest.TempPa
     poison(add("wide-short", probe.trace(wide, long_text(wide, 5), 1, 1, 2)))
     poison(add("wide-long", probe.trace(wide, long_text(wide, 64), 1, 1, 2)))
     edit(add("gpt2-edited", probe.trace(gpt2, TEXT, *PLACE["gpt2"], 0)), "inputs", 1, 7, 2.5)
+    for name, model in rotary.items():
+        place = ROTARY[name][1:]
+        poison(add(f"{name}-short", probe.trace(model, long_text(model, 5), *place, 2)))
+        poison(add(f"{name}-long", probe.trace(model, long_text(model, 64), *place, 2)))
+    changes: list[tuple[str, str, int, int, object]] = [
+        ("llama32", "mask_in_use", 0, 0, "bidirectional"),
+        ("mistral", "mask_in_use", 0, 0, "bidirectional"),
+        ("mistral", "inputs", 1, 7, 2.5),
+        ("mistral", "window", 0, 0, 3),
+        ("llama32", "inputs", 1, 7, 2.5),
+        ("llama32", "position", 12, 0, 40),
+    ]
+    for name, *change in changes:
+        trace = probe.trace(rotary[name], long_text(rotary[name], 20), *ROTARY[name][1:], 0)
+        edit(add(f"{name}-{change[0]}", trace), *change)  # type: ignore[arg-type]
     poison(add("draw", example_numbers(DRAW_A_MAP)))
     edit(add("draw-causal", example_numbers(DRAW_A_MAP)), "mask_in_use", 0, 0, "causal")
     poison(add("cat", example_numbers(THE_CAT_SAT_ON)))
@@ -195,6 +238,87 @@ def test_an_edited_input_changes_everything_after_it(books: dict[str, Any], gpt2
 
 
 @needs_libreoffice
+@pytest.mark.parametrize("tokens", [5, 64], ids=["short", "long"])
+@pytest.mark.parametrize("name", ROTARY)
+def test_weights_with_rotary_positions_equal_the_models(
+    books: dict[str, Any],
+    rotary: dict[str, Model],
+    rotary_folders: dict[str, Path],
+    name: str,
+    tokens: int,
+) -> None:
+    which, layer, head = ROTARY[name]
+    book = books[f"{name}-{'short' if tokens == 5 else 'long'}"]
+    text = long_text(rotary[name], tokens)
+    expected = eager_maps(rotary_folders[which], text, torch.float64)[layer, head].double()
+    assert expected.shape == (tokens, tokens)
+    assert (block(book, "weights") - expected).abs().max() < 1e-6
+    assert (block(book, "model_weights") - expected).abs().max() < 1e-6
+    assert block(book, "difference").abs().max() < 1e-6
+    assert (block(book, "context") - expected @ block(book, "value")).abs().max() < 1e-5
+    # The rotation counts: without it other weights would come out.
+    scores = block(book, "projected_query") @ block(book, "projected_key").T * block(book, "scale")
+    unturned = scores.masked_fill(expected == 0, -torch.inf).softmax(-1)
+    assert (unturned - expected).abs().max() > 0.05
+
+
+@needs_libreoffice
+@pytest.mark.parametrize("name", ["llama32", "mistral"])
+def test_the_mask_cell_leaves_the_window(books: dict[str, Any], rotary: dict[str, Model], name: str) -> None:
+    _, layer, head = ROTARY[name]
+    comparison = probe.compare_masks(rotary[name], long_text(rotary[name], 20), layer, head)
+    found = block(books[f"{name}-mask_in_use"], "weights")
+    assert (found - comparison.bidirectional.double()).abs().max() < 1e-6
+    distance = (torch.arange(20)[:, None] - torch.arange(20)).abs()
+    assert torch.equal(found > 0, distance < (7 if name in WINDOWED else 20))
+
+
+def turned_by_hand(
+    model: Model, layer: int, head: int, inputs: Tensor, position: Tensor, window: int
+) -> Tensor:
+    """A head's weights from given inputs and positions: transformers' projections and its rotation."""
+    network: Any = model.hf.base_model
+    attention = network.layers[layer].self_attn
+    cosine, sine = network.rotary_emb(inputs, position[None])
+    query, key = (
+        projection(inputs).unflatten(-1, (-1, attention.head_dim)).transpose(0, 1)[None]
+        for projection in (attention.q_proj, attention.k_proj)
+    )
+    query, key = apply_rotary_pos_emb(query, key, cosine, sine)
+    key_head = head // (query.shape[1] // key.shape[1])
+    scores = query[0, head] @ key[0, key_head].T / attention.head_dim**0.5
+    back = torch.arange(len(inputs))[:, None] - torch.arange(len(inputs))
+    weights: Tensor = scores.masked_fill((back < 0) | (back >= window), -torch.inf).softmax(-1)
+    return weights.detach().double()
+
+
+@needs_libreoffice
+@pytest.mark.parametrize(
+    ("name", "changed"),
+    [("llama32", "inputs"), ("llama32", "position"), ("mistral", "inputs"), ("mistral", "window")],
+)
+def test_inputs_positions_and_the_window_are_live(
+    books: dict[str, Any], rotary: dict[str, Model], name: str, changed: str
+) -> None:
+    _, layer, head = ROTARY[name]
+    model = rotary[name]
+    inputs = probe.trace(model, long_text(model, 20), layer, head, 0).numbers.inputs
+    assert inputs is not None
+    position, window = torch.arange(20), 7 if name in WINDOWED else 20
+    before = turned_by_hand(model, layer, head, inputs, position, window)
+    inputs, position = inputs.clone(), position.clone()
+    if changed == "inputs":
+        inputs[1, 7] = 2.5
+    elif changed == "position":
+        position[12] = 40
+    else:
+        window = 3
+    expected = turned_by_hand(model, layer, head, inputs, position, window)
+    assert (expected - before).abs().max() > 1e-3
+    assert (block(books[f"{name}-{changed}"], "weights") - expected).abs().max() < 1e-6
+
+
+@needs_libreoffice
 def test_draw_a_map(books: dict[str, Any]) -> None:
     output = torch.tensor(DRAW_A_MAP.output, dtype=torch.float64)
     causal = torch.tensor(DRAW_A_MAP.causal_output, dtype=torch.float64)
@@ -229,6 +353,24 @@ def test_control_characters_are_written_visibly(gpt2: Model, tmp_path: Path) -> 
     book = openpyxl.load_workbook(to_workbook(probe.trace(gpt2, text, 0, 0, 0), tmp_path / "book.xlsx"))
     tokens = [book["weights"].cell(4 + i, 2).value for i in range(book["weights"].max_row - 3)]
     assert "\u240c" in tokens and "\u240b" in tokens and "\u2407" in tokens
+
+
+def test_the_sheets_say_which_key_head_is_read(rotary: dict[str, Model], tmp_path: Path) -> None:
+    trace = probe.trace(rotary["llama32"], "the cat sat", 1, 3, 0)  # six heads, three key heads
+    book = openpyxl.load_workbook(to_workbook(trace, tmp_path / "book.xlsx"))
+    assert book["W_key"]["A1"].value.startswith("Key and value head 1's key weights (2 heads read it)")
+    assert book["W_query"]["A1"].value.startswith("The head's query weights:")
+    about = {row[0]: row[1] for row in book["About"].iter_rows(max_col=2, values_only=True)}
+    assert about["key and value head"] == "1, which 2 heads read"
+
+
+def test_numbers_that_no_cell_can_hold_are_refused(gpt2: Model, tmp_path: Path) -> None:
+    numbers = probe.trace(gpt2, "the cat", 0, 0, 0).numbers
+    assert numbers.inputs is not None and numbers.value_weight is not None
+    for broken in ({"inputs": numbers.inputs / 0.0}, {"value_weight": numbers.value_weight * torch.nan}):
+        with pytest.raises(ProbeError, match=r"A workbook can't be made: .* not finite"):
+            to_workbook(replace(numbers, **broken), tmp_path / "book.xlsx")  # type: ignore[arg-type]
+    assert not list(tmp_path.iterdir())
 
 
 def test_too_many_tokens_and_bad_paths_are_refused(gpt2: Model, tmp_path: Path) -> None:

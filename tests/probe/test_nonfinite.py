@@ -1,0 +1,63 @@
+"""Models whose numbers are NaN or infinite: every result says so in words, and none praises them."""
+
+from __future__ import annotations
+
+import copy
+import math
+import warnings
+
+import pytest
+import torch
+
+import probe
+from probe import Model, ProbeError
+from probe.nonfinite import descending, nonfinite
+from probe.tables import weights_table
+
+TEXT = "The cat sat on the cat"
+SAYS = r"computes numbers here that are not finite \(NaN or infinity\)"
+
+
+@pytest.fixture(params=[torch.nan, torch.inf], ids=["nan", "inf"], scope="module")
+def broken(request: pytest.FixtureRequest, gpt2: Model) -> Model:
+    """One weight of layer 2's queries is no number."""
+    network = copy.deepcopy(gpt2.hf)
+    with torch.no_grad():
+        network.transformer.h[2].attn.c_attn.weight[0, 0] = request.param
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return probe.load(network, tokenizer=gpt2.tokenizer)
+
+
+def test_one_sentence_or_none() -> None:
+    assert nonfinite("m", [torch.ones(3), 0.0, None]) is None
+    for values in ([torch.tensor([1.0, torch.nan])], [math.inf], [1.0, -math.inf], [torch.nan, None]):
+        problem = nonfinite("The model", values)
+        assert problem is not None and problem.startswith("The model computes") and problem.count(".") == 1
+
+
+def test_what_is_not_finite_is_last() -> None:
+    values = [0.5, math.nan, 2.0, math.inf, -1.0, math.nan, 3.0]
+    assert sorted(values, key=descending)[:4] == [3.0, 2.0, 0.5, -1.0]
+
+
+def test_in_words(broken: Model) -> None:
+    run = probe.attend(broken, TEXT)
+    shown = {
+        "a map": weights_table(run, 2, 0),
+        "masks": str(probe.compare_masks(broken, TEXT, 2, 0)),
+        "masks in every layer": str(probe.compare_masks(broken, TEXT, 2, 0, whole_model=True)),
+        "trace": str(probe.trace(broken, TEXT, 2, 0, 3)),
+        "rollout": str(probe.rollout(broken, TEXT)),
+        "found": str(probe.find_heads(broken, TEXT, "sat", "cat")),
+        "texts": str(probe.compare_texts(broken, TEXT, "a cat sat", 2, 0)),
+        "rerun": str(probe.run_from_scratch(broken, TEXT)),
+    }
+    for what, text in shown.items():
+        assert "not finite (NaN or infinity)" in text, what
+        assert "nan%" not in text and "sums to 1" not in text, what
+    # Of what is sound the same is said as ever.
+    assert "each row sums to 1" in weights_table(run, 1, 0)
+    assert "% of the weight moves" in probe.compare_masks(broken, TEXT, 1, 0).summary
+    with pytest.raises(ProbeError, match=SAYS):
+        probe.predict(broken, TEXT)
