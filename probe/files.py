@@ -25,7 +25,6 @@ from xml.sax.saxutils import escape, unescape
 import numpy as np
 import torch
 
-from attention import causal_mask, scaled_dot_product_attention
 from probe.capture import Run
 from probe.comparison import Comparison
 from probe.csv_tables import map_csv, table_csv
@@ -595,6 +594,7 @@ def _csv_numbers(content: bytes) -> Numbers:
 # ---- XLSX
 
 _BLOCKS = ("inputs", "W_query", "W_key", "W_value", "scale", "weights", "model_weights")
+_SOME_HAVE = ("position", "frequency", "window")
 _MASKS = {"causal": 1.0, "bidirectional": 0.0}
 _CELL_CHARACTERS = 30_000  # a spreadsheet cell takes 32,767
 
@@ -614,16 +614,17 @@ def _workbook(result: Trace, fields: dict[str, Any]) -> bytes:
 def _workbook_numbers(numbers: HeadNumbers) -> Numbers:
     """What the named blocks of a workbook hold; the weights under the mask the model was trained with."""
     assert numbers.inputs is not None and numbers.model_weights is not None
-    blocks, projected = {"inputs": numbers.inputs}, []
+    blocks = {"inputs": numbers.inputs}
     for role in ("query", "key", "value"):
         weight, bias = getattr(numbers, f"{role}_weight"), getattr(numbers, f"{role}_bias")
         bias = weight.new_zeros(len(weight)) if bias is None else bias
         blocks[f"W_{role}"] = torch.cat([weight, bias[:, None]], dim=1)
-        projected.append(numbers.inputs @ weight.T + bias)
-    query, key, value = projected
-    mask = causal_mask(len(query)) if numbers.causal else None
-    steps = scaled_dot_product_attention(query, key, value, mask=mask, scale=numbers.scale, keep_steps=False)
-    blocks |= {"weights": steps.weights, "model_weights": numbers.model_weights}
+    if numbers.frequencies is not None:
+        positions = torch.arange(len(numbers.inputs))[:, None]
+        blocks |= {"position": positions, "frequency": numbers.frequencies[None]}
+    if numbers.window is not None:
+        blocks["window"] = torch.tensor([[numbers.window]])
+    blocks |= {"weights": numbers.weights, "model_weights": numbers.model_weights}
     switch = {"mask_in_use": np.array(float(numbers.causal)), "scale": np.array([[numbers.scale]])}
     return {name: array(block) for name, block in blocks.items()} | switch
 
@@ -646,7 +647,7 @@ def _read_workbook(content: bytes) -> tuple[dict[str, Any], Numbers]:
         return cells if isinstance(cells, tuple) else ((cells,),)
 
     numbers["mask_in_use"] = np.array(_MASKS.get(cells_of("mask_in_use")[0][0].value, float("nan")))
-    for name in _BLOCKS:
+    for name in (*_BLOCKS, *(name for name in _SOME_HAVE if name in book.defined_names)):
         cells = cells_of(name)
         numbers[name] = np.array([[_value(cell.value) for cell in row] for row in cells])
     return {"manifest": json.loads(text)}, numbers
