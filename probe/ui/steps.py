@@ -36,6 +36,8 @@ def describe(screen: Screen) -> dict[str, Any]:
         **base,
         "key": key,
         "trace": trace.to_dict(),
+        "mask": trace.mask,
+        "shared": trace.shared,
         "text": str(trace),
         "file": f"steps-{half.layer}-{half.head}-{trace.query}.json",
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
 
@@ -83,6 +84,32 @@ def test_steps(visitor: Visitor) -> None:
     page.get_by_text(f"query {trace.tokens[3]}3").wait_for()
     page.get_by_role("button", name="all-MiniLM-L6-v2", exact=True).click()
     page.get_by_text("all-MiniLM-L6-v2, layer 3, head 1: the row of query it11").wait_for()
+
+
+def test_steps_of_a_model_with_rotary_positions(visitor: Visitor, rotary_folders: dict[str, Path]) -> None:
+    name = str(rotary_folders["mistral"])
+    visitor.open("steps", text=DEFAULT_TEXT, a=name, ah="1.4", on="a", aq="9")
+    trace = probe.trace(name, DEFAULT_TEXT, 1, 4, 9)
+    page = visitor.page
+    said = page.inner_text("#steps-trace")
+    assert "the mask lets this query see keys 3 to 9 (causal, a window of 7)" in said
+    assert "of key and value head 1, which 3 heads read" in said
+    chosen = max(range(3, 10), key=lambda key: float(trace.weights[key]))
+    for button, region, position, after in (
+        ("How it was turned", "The query vector, turned", 9, trace.query_vector),
+        ("How the key vector was turned", "The key vector, turned", chosen, trace.keys[chosen]),
+    ):
+        page.get_by_text(button).click()
+        rows = page.get_by_role("region", name=region).locator("tbody tr")
+        rows.first.wait_for()
+        assert rows.count() == 4
+        for pair in range(4):
+            angle, a, b, *turned = map(number, rows.nth(pair).locator("td").all_text_contents())
+            # 10000^(-2 i / 8)
+            assert angle == pytest.approx(position * 10.0**-pair, rel=1e-6)
+            assert turned[0] == pytest.approx(a * math.cos(angle) - b * math.sin(angle), abs=3e-6)
+            assert turned[1] == pytest.approx(b * math.cos(angle) + a * math.sin(angle), abs=3e-6)
+            assert turned == pytest.approx(after[[pair, pair + 4]].tolist(), rel=1e-5)
 
 
 def test_a_cell_opens_its_steps(visitor: Visitor) -> None:

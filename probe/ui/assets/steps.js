@@ -122,6 +122,15 @@
   const pairs = (name, left, right, leftName, rightName) =>
     grid(name, ["", leftName, rightName], left.map((value, i) => [String(i), digits(value), digits(right[i])]));
 
+  // A vector before and after it is turned by its position, a pair of numbers a line.
+  const turning = (name, before, angles, after) => {
+    const half = angles.length;
+    return grid(name, ["pair", "angle", "a", "b", "a cos − b sin", "b cos + a sin"], angles.map((angle, i) => [
+      `${i}, ${i + half}`, angle.toPrecision(9), digits(before[i]), digits(before[i + half]),
+      digits(after[i]), digits(after[i + half]),
+    ]));
+  };
+
   window.attentionKinds.steps = (element, value, trigger) => {
     const box = make("div", "st");
     box.append(choices(value, trigger));
@@ -157,11 +166,15 @@
       const line = make("p", "st-formula");
       line.append("dot product with ", token(trace, key), ` = ${trace.query_vector.length} products added up = ` +
         digits(trace.dot_products[key]));
-      const open = detail.querySelector("details") ? detail.querySelector("details").open : false;
-      const more = folded("The numbers that are multiplied", () =>
-        pairs("Query vector and key vector", trace.query_vector, trace.keys[key], "query vector", "key vector"));
-      detail.replaceChildren(line, more);
-      more.open = open;
+      const open = [...detail.querySelectorAll("details")].map((details) => details.open);
+      const more = [folded("The numbers that are multiplied", () =>
+        pairs("Query vector and key vector", trace.query_vector, trace.keys[key], "query vector", "key vector"))];
+      if (trace.angles) {
+        more.push(folded("How the key vector was turned", () =>
+          turning("The key vector, turned", trace.projected_keys[key], trace.angles[key], trace.keys[key])));
+      }
+      detail.replaceChildren(line, ...more);
+      more.forEach((details, i) => { details.open = Boolean(open[i]); });
     };
     showKey();
 
@@ -194,10 +207,15 @@
     box.append(
       step(1, "What enters the layer", `${trace.input.length} numbers for this token`,
         folded("Show the input", () => vector(trace.input, "Input"))),
-      step(2, "Query, keys and values", `input × the head's weights + bias: ${size} numbers each`,
-        folded("Show the query vector", () => vector(trace.query_vector, "Query vector"))),
+      step(2, "Query, keys and values", `input × the head's weights + bias: ${size} numbers each` +
+        (value.shared ? ` · keys and values${value.shared}` : "") +
+        (trace.angles ? ` · query and keys are then turned by their positions: numbers i and i + ${size / 2} are a ` +
+          "pair (a, b), and its angle = position × frequency" : ""),
+        folded("Show the query vector", () => vector(trace.query_vector, "Query vector")),
+        ...(trace.angles ? [folded("How it was turned", () => turning("The query vector, turned",
+          trace.projected_query, trace.angles[trace.query], trace.query_vector))] : [])),
       step(3, "Scores and weights, key by key",
-        `scaled = dot product × ${digits(trace.scale)} · exponential = exp(after the mask − ${digits(trace.maximum)}) · ` +
+        `scaled = dot product × ${digits(trace.scale)} · the mask lets this query see ${value.mask} · exponential = exp(after the mask − ${digits(trace.maximum)}) · ` +
         `their sum = ${digits(trace.exponential_sum)} · weight = exponential ÷ sum`,
         side,
         make("p", "st-check", `Largest difference from the model's own row: ${trace.max_abs_error.toExponential(2)}`)),
