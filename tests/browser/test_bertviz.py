@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import re
 
+import numpy as np
 import pytest
 import torch
 from browser.conftest import Visitor
+from PIL import Image
 from playwright.sync_api import Frame, Locator
 
 import probe
@@ -118,7 +121,7 @@ def test_a_picture_of_the_model_view_is_enlarged_by_a_click(visitor: Visitor) ->
     assert inside.locator(".detail text.token", has_text="suitcase").count() == 2
 
 
-@pytest.mark.parametrize("width", [1440, 390])
+@pytest.mark.parametrize("width", [2560, 1440, 390])
 def test_both_views_fit_the_width(visit, width: int) -> None:  # type: ignore[no-untyped-def]
     visitor = visit(width=width, height=2600)
     draw(visitor)
@@ -227,6 +230,35 @@ def test_dark_and_light(visitor: Visitor) -> None:
     visitor.page.evaluate("document.body.classList.add('dark')")
     inside.wait_for_function("document.documentElement.classList.contains('dark')")
     assert inside.evaluate(read) == ["rgb(24, 32, 39)", "rgb(232, 237, 241)"]
+
+
+def away_from_paper(inside: Frame, lines: str, paper: str) -> float:
+    """How far the lines' lightness is from that of what they are drawn on: CIE 1976 L*, on average."""
+    picture = Image.open(io.BytesIO(inside.locator(lines).first.screenshot())).convert("RGB")
+    levels = np.array([lightness(rgb) for rgb in np.asarray(picture).reshape(-1, 3).tolist()])
+    return float(abs(levels - lightness(tuple(int(part) for part in paper[4:-1].split(",")))).mean())
+
+
+def lightness(rgb: tuple[int, ...]) -> float:
+    red, green, blue = (
+        c / 12.92 if (c := channel / 255) <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for channel in rgb
+    )
+    y = 0.2126 * red + 0.7152 * green + 0.0722 * blue
+    return 116 * y ** (1 / 3) - 16 if y > (6 / 29) ** 3 else y * (29 / 3) ** 3
+
+
+@pytest.mark.parametrize(("kind", "lines"), [("head", "#attention"), ("model", "#vis svg > g:has(line)")])
+def test_lines_stand_out_on_black_as_they_do_on_white(visit, kind: str, lines: str) -> None:  # type: ignore[no-untyped-def]
+    visitor = visit(height=2600)
+    draw(visitor, bertviz=kind)
+    for slot in (0, 1):
+        inside = frame(visitor, slot)
+        on_white = away_from_paper(inside, lines, "rgb(255, 255, 255)")
+        visitor.page.evaluate("document.body.classList.add('dark')")
+        inside.wait_for_function("document.documentElement.classList.contains('dark')")
+        on_black = away_from_paper(inside, lines, "rgb(24, 32, 39)")
+        assert on_black > on_white > 2
+        visitor.page.evaluate("document.body.classList.remove('dark')")
 
 
 def test_a_pair_of_sentences_can_be_looked_at_by_sentence(visitor: Visitor) -> None:
