@@ -13,7 +13,7 @@ _REMEDIES: dict[Remedy, dict[Surface, str]] = {
     "cut": {
         "python": "Shorten it, or have it cut: truncate=True.",
         "command": "Shorten it, or have it cut: --truncate.",
-        "page": "Shorten it.",
+        "page": 'Shorten it, or tick "Cut texts that are too long".',
     },
     "cpu": {"python": 'Try device="cpu".', "command": "Try --device cpu.", "page": ""},
     "float32": {

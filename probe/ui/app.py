@@ -84,7 +84,12 @@ class Page:
             self.effect.heads,
             self.bertviz.kind,
         ]
-        self.typed = [self.header.sentence, self.header.second, *(half.model for half in halves)]
+        self.typed = [
+            self.header.sentence,
+            self.header.second,
+            *(half.model for half in halves),
+            self.header.truncate,
+        ]
         self.looked = [self.session, self.focus, self.view, *self.heads, *self.options, *self.asked]
         self.shown = [
             *(output for view in self.views for output in view.outputs),
@@ -156,6 +161,7 @@ class Page:
             screen.session.text,
             screen.session.second,
             *screen.session.models,
+            screen.session.truncate,
             options.hide_special,
             options.words,
             options.average,
@@ -165,10 +171,18 @@ class Page:
         ]
 
     def run(
-        self, sentence: str, second: str, first_model: str, second_model: str, view: str, *place: Any
+        self,
+        sentence: str,
+        second: str,
+        first_model: str,
+        second_model: str,
+        truncate: bool,
+        view: str,
+        *place: Any,
     ) -> list[Any]:
         """A new sentence or another model: run both models."""
-        session = Session(sentence or "", second or "", (first_model or "", second_model or ""))
+        models = first_model or "", second_model or ""
+        session = Session(sentence or "", second or "", models, bool(truncate))
         screen = self.screen(session, Focus(), view, *place)
         return [session, screen.focus, *self.everything(screen)]
 
@@ -287,6 +301,7 @@ class Page:
                 header.sentence.submit,
                 header.second.submit,
                 header.run.click,
+                header.truncate.input,
             ],
             self.run,
             [*self.typed, *place],

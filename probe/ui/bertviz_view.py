@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from torch import Tensor
 
 import probe
 from probe.ui.figure import group_of, grouping
-from probe.ui.state import Asked, Half, Options, Screen, Session, explain, look
+from probe.ui.state import Asked, Half, Options, Screen, Session, digest, explain, look
 from probe.words import Words
 
 ID, LABEL = "bertviz", "bertviz"
@@ -223,12 +222,13 @@ def describe(half: Half, options: Options, kind: str) -> dict[str, Any]:
         page = drawing(kind, maps, chosen.layers, half.layer, tokens, second)
     except Exception as error:
         return _card(half, model.name, notice=explain(error))
+    notices = comparison.encoding.truncated, _reason(kind, half, kept, chosen), kept.notice
     which = "all layers" if len(chosen.layers) == model.num_layers else f"layer {chosen.layers[0]}"
     return _card(
         half,
         model.name,
         f"{len(tokens)} {'words' if options.words else 'tokens'} · {which} · {model.num_heads} heads",
-        notice=" ".join(text for text in (_reason(kind, half, kept, chosen), kept.notice) if text),
+        notice=" ".join(filter(None, notices)),
         kind=kind,
         drawing=page,
         label=f"bertviz {kind} view of {model.name}, {which}",
@@ -237,17 +237,13 @@ def describe(half: Half, options: Options, kind: str) -> dict[str, Any]:
 
 
 def _card(half: Half, title: str, subtitle: str = "", **rest: Any) -> dict[str, Any]:
-    nothing = {"notice": "", "drawing": None, "stamp": f"bertviz {_digest(half.name, rest.get('notice'))}"}
+    nothing = {"notice": "", "drawing": None, "stamp": f"bertviz {digest(half.name, rest.get('notice'))}"}
     return {"slot": half.slot, "title": title, "subtitle": subtitle, **nothing, **rest}
 
 
 def _stamp(kind: str, half: Half, options: Options, chosen: Plan, layer: int) -> str:
     assert half.comparison is not None
-    return f"bertviz {_digest(kind, half.comparison.encoding.text, half.name, options, chosen, layer)}"
-
-
-def _digest(*what: object) -> str:
-    return hashlib.sha256(repr(what).encode("utf-8", "replace")).hexdigest()[:12]
+    return f"bertviz {digest(kind, half.comparison.encoding.text, half.name, options, chosen, layer)}"
 
 
 def _reason(kind: str, half: Half, kept: Words, chosen: Plan) -> str:
@@ -342,10 +338,9 @@ class Bertviz:
 
     def render(self, screen: Screen) -> list[Any]:
         first, second = screen.halves
-        options = replace(Options(), hide_special=screen.options.hide_special, words=screen.options.words)
         kind = screen.asked.drawing if screen.asked.drawing in KINDS else Asked.drawing
         layers, queries = (first.layer, second.layer), (first.query, second.query)
-        return [Place(screen.session, layers, queries, options, kind)]
+        return [Place(screen.session, layers, queries, screen.options.of_tokens, kind)]
 
     def draw(self, place: Place | None) -> dict[str, Any] | None:
         """Both models' drawings, from the maps that are kept."""

@@ -79,15 +79,11 @@ def describe(screen: Screen, half: Half) -> dict[str, Any]:
 
 
 def notice(screen: Screen, half: Half) -> str:
-    """What the reader must know about the text of this half."""
+    """What the reader must know about this half."""
     assert half.comparison is not None
-    model, encoding = half.comparison.model, half.comparison.encoding
+    model = half.comparison.model
     left_out = bool(screen.session.second.strip()) and not model.has_pairs
-    return " ".join(
-        filter(
-            None, [encoding.truncated, f"{model.name} takes one sentence: the second is left out." * left_out]
-        )
-    )
+    return f"{model.name} takes one sentence: the second is left out." if left_out else ""
 
 
 def averaged(half: Half, average: str) -> set[tuple[int, int]]:

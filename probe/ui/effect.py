@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import queue
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, get_args
 
 import gradio as gr
@@ -18,7 +16,7 @@ from probe.ablation import How
 from probe.ui import widgets
 from probe.ui.figure import Panel, figure_component, forbidden, message, token_figure
 from probe.ui.heads import models, no_ranking, ranking
-from probe.ui.state import Asked, Options, Screen, Session, explain, look
+from probe.ui.state import Asked, Place, Screen, explain
 
 ID, LABEL = "effect", "Effect"
 HOW: dict[How, str] = {
@@ -38,41 +36,6 @@ out is compared.</p>
 
 class _Stopped(Exception):
     """Nobody waits for the ranking any more."""
-
-
-@dataclass(frozen=True)
-class Subject:
-    """What a ranking is about: one of the models, its text, and what heads give instead."""
-
-    session: Session
-    slot: int
-    how: How
-
-    def stamp(self) -> str:
-        return f"{ID} ranking {hashlib.sha256(repr(self).encode('utf-8', 'replace')).hexdigest()[:12]}"
-
-
-@dataclass(frozen=True)
-class Place:
-    """Which heads are changed, and on what, in a few bytes that Gradio can keep for each visitor.
-
-    ``heads`` are those that were written; "" for the one at ``layer`` and ``head``.
-    """
-
-    subject: Subject
-    layer: int
-    head: int
-    heads: str
-    hide_special: bool
-    words: bool
-
-    @property
-    def options(self) -> Options:
-        return Options(hide_special=self.hide_special, words=self.words)
-
-    def stamp(self) -> str:
-        what = repr(self).encode("utf-8", "replace")
-        return f"{ID} {self.layer}.{self.head} {hashlib.sha256(what).hexdigest()[:12]}"
 
 
 def read_heads(written: str) -> list[tuple[int, int] | int]:
@@ -96,14 +59,19 @@ def read_heads(written: str) -> list[tuple[int, int] | int]:
 
 def describe(place: Place) -> dict[str, Any]:
     """The heads' map and what changes without them, as a figure."""
-    stamp, subject = place.stamp(), place.subject
-    half = look(subject.session, subject.slot, place.layer, place.head, None)
+    stamp, half = place.stamp(), place.half()
     if half.comparison is None:
         return message(half.title, half.problem, stamp)
     comparison = half.comparison
     try:
-        heads = read_heads(place.heads) or [(half.layer, half.head)]
-        result = probe.ablate(comparison.model, comparison.encoding.text, heads, subject.how)
+        heads = read_heads(place.asked.heads) or [(half.layer, half.head)]
+        result = probe.ablate(
+            comparison.model,
+            comparison.encoding.text,
+            heads,
+            how_of(place.asked),
+            truncate=place.session.truncate,
+        )
     except Exception as error:
         return message(comparison.model.name, explain(error), stamp)
     maps = torch.stack([comparison.from_model(layer, head) for layer, head in result.heads])
@@ -131,7 +99,6 @@ def describe(place: Place) -> dict[str, Any]:
         query=half.shown_query,
         subtitle=result.summary,
         remarks=[weight_is_not_effect(comparison, result), *outcome(comparison, result)],
-        notice=result.truncated or "",
         stamp=stamp,
         label=f"Weights of the changed heads of {comparison.model.name}, and how far each token's last "
         "hidden state moves without them.",
@@ -291,23 +258,20 @@ class Effect:
         return [self.models, self.place, self.subject]
 
     def render(self, screen: Screen) -> list[Any]:
-        slot, options = screen.focus.slot, screen.options
-        half, subject = screen.halves[slot], Subject(screen.session, slot, how_of(screen.asked))
-        heads = screen.asked.heads
-        return [
-            models(screen),
-            Place(subject, half.layer, half.head, heads, options.hide_special, options.words),
-            subject,
-        ]
+        asked = Asked(how=how_of(screen.asked), heads=screen.asked.heads)
+        place = screen.place(asked)
+        # A ranking is of all heads, however tokens are shown.
+        subject = Place(ID, place.session, place.slot, asked=Asked(how=asked.how))
+        return [models(screen), place, subject]
 
     def draw(self, place: Place | None) -> dict[str, Any]:
         return gr.skip() if place is None else describe(place)
 
-    def ranked(self, subject: Subject | None) -> Iterator[list[Any]]:
+    def ranked(self, subject: Place | None) -> Iterator[list[Any]]:
         """Change every head alone; says how far it is, and ends when nobody listens any more."""
         if subject is None:
             return
-        half = look(subject.session, subject.slot, 0, 0, None)
+        half, how = subject.half(), how_of(subject.asked)
         if half.comparison is None:
             yield [widgets.progress(half.problem, "refused"), no_ranking(), *_buttons(False)]
             return
@@ -322,7 +286,8 @@ class Effect:
 
         def work() -> None:
             try:
-                news.put(probe.rank_heads(model, text, subject.how, progress=progress))
+                cut = subject.session.truncate
+                news.put(probe.rank_heads(model, text, how, truncate=cut, progress=progress))
             except Exception as error:
                 news.put(error)
 
@@ -338,8 +303,8 @@ class Effect:
                     return
                 if isinstance(said, Ranking):
                     unit = "nats" if said.ablations[0].changes else "relative"
-                    table = listing(said, unit, subject.stamp())
-                    yield [widgets.progress(f"Done: {HOW[subject.how]}.", "done"), table, *_buttons(False)]
+                    table = listing(said, unit, subject.stamp("ranking"))
+                    yield [widgets.progress(f"Done: {HOW[how]}.", "done"), table, *_buttons(False)]
                     return
                 line = widgets.progress(f"{said[0]} of {said[1]} heads …", f"at {said[0]}")
                 yield [line, gr.skip(), gr.skip(), gr.skip()]

@@ -22,7 +22,7 @@ def _answer(question: Callable[[], Result]) -> Result:
     try:
         return question()
     except Exception as error:
-        raise gr.Error(explain(error), print_exception=False) from None
+        raise gr.Error(explain(error, "python"), print_exception=False) from None
 
 
 def _number(name: str, value: object) -> int:
@@ -36,7 +36,9 @@ def _text(text: str, second: str) -> str | tuple[str, str]:
     return (first, limits.check_text(second)) if second else first
 
 
-def attend(text: str, model: str = "bert", layer: int = 0, head: int = 0, second: str = "") -> dict[str, Any]:
+def attend(
+    text: str, model: str = "bert", layer: int = 0, head: int = 0, second: str = "", truncate: bool = False
+) -> dict[str, Any]:
     """Attention weights of one head of a model on a text.
 
     Parameters:
@@ -45,13 +47,16 @@ def attend(text: str, model: str = "bert", layer: int = 0, head: int = 0, second
         layer: counted from 0.
         head: counted from 0.
         second: a second sentence, for models trained on pairs; empty for none.
+        truncate: cut a text that is longer than the model takes, instead of refusing it.
     Returns:
         model, source, layer, head, tokens, spans, special, truncated, and weights as one list per query.
     """
 
     def question() -> dict[str, Any]:
         place = _number("layer", layer), _number("head", head)
-        run = probe.attend(STORE.model(limits.check_model(model)), _text(text, second), heads=[place])
+        run = probe.attend(
+            STORE.model(limits.check_model(model)), _text(text, second), heads=[place], truncate=truncate
+        )
         return {
             "model": run.model_name,
             "source": run.source,
@@ -67,27 +72,35 @@ def attend(text: str, model: str = "bert", layer: int = 0, head: int = 0, second
     return _answer(question)
 
 
-def verify(texts: list[str], model: str = "bert", dtype: str = "float32") -> dict[str, Any]:
+def verify(
+    texts: list[str], model: str = "bert", dtype: str = "float32", truncate: bool = False
+) -> dict[str, Any]:
     """Recompute every head of a model from scratch on one or more texts, and report the differences.
 
     Parameters:
         texts: the sentences.
         model: "bert", "gpt2", or another name this server accepts.
         dtype: "float32" or "float64".
+        truncate: cut a text that is longer than the model takes, instead of refusing it.
     Returns:
-        the report: verdict, passed, max_abs_error, tolerance, and an entry for each head and each layer.
+        the report: verdict, passed, max_abs_error, tolerance, truncated, and an entry for each head and each
+        layer.
     """
 
     def question() -> dict[str, Any]:
         checked = limits.check_texts(texts)
         if dtype not in DTYPES:
             raise probe.ProbeError(f"dtype must be {' or '.join(DTYPES)}, not {dtype!r:.50}.")
-        return probe.verify(STORE.model(limits.check_model(model), DTYPES[dtype]), checked).to_dict()
+        return probe.verify(
+            STORE.model(limits.check_model(model), DTYPES[dtype]), checked, truncate=truncate
+        ).to_dict()
 
     return _answer(question)
 
 
-def compare_masks(text: str, model: str = "gpt2", layer: int = 0, head: int = 0) -> dict[str, Any]:
+def compare_masks(
+    text: str, model: str = "gpt2", layer: int = 0, head: int = 0, truncate: bool = False
+) -> dict[str, Any]:
     """The same trained head under the causal and under the bidirectional mask.
 
     Parameters:
@@ -95,21 +108,24 @@ def compare_masks(text: str, model: str = "gpt2", layer: int = 0, head: int = 0)
         model: "bert", "gpt2", or another name this server accepts.
         layer: counted from 0.
         head: counted from 0.
+        truncate: cut a text that is longer than the model takes, instead of refusing it.
     Returns:
-        tokens, the weights under each mask, the weight that moved per query, and the mask the model was
-        trained with.
+        tokens, truncated, the weights under each mask, the weight that moved per query, and the mask the
+        model was trained with.
     """
 
     def question() -> dict[str, Any]:
         checked = limits.check_text(text)
         loaded = STORE.model(limits.check_model(model))
         place = _number("layer", layer), _number("head", head)
-        return probe.compare_masks(loaded, checked, *place).to_dict()
+        return probe.compare_masks(loaded, checked, *place, truncate=truncate).to_dict()
 
     return _answer(question)
 
 
-def trace(text: str, query: int, model: str = "gpt2", layer: int = 0, head: int = 0) -> dict[str, Any]:
+def trace(
+    text: str, query: int, model: str = "gpt2", layer: int = 0, head: int = 0, truncate: bool = False
+) -> dict[str, Any]:
     """One row of one head, number by number, from the layer's input to the head's share of the output.
 
     Parameters:
@@ -118,6 +134,7 @@ def trace(text: str, query: int, model: str = "gpt2", layer: int = 0, head: int 
         model: "bert", "gpt2", or another name this server accepts.
         layer: counted from 0.
         head: counted from 0.
+        truncate: cut a text that is longer than the model takes, instead of refusing it.
     Returns:
         input, query_vector, keys, values, dot_products, scaled, masked, exponentials, weights, context, ...
     """
@@ -126,13 +143,19 @@ def trace(text: str, query: int, model: str = "gpt2", layer: int = 0, head: int 
         checked = limits.check_text(text)
         loaded = STORE.model(limits.check_model(model))
         place = _number("layer", layer), _number("head", head)
-        return probe.trace(loaded, checked, *place, _number("query", query)).to_dict()
+        return probe.trace(loaded, checked, *place, _number("query", query), truncate=truncate).to_dict()
 
     return _answer(question)
 
 
 def find_heads(
-    text: str, from_word: str, to_word: str, model: str = "bert", versus: str = "", second: str = ""
+    text: str,
+    from_word: str,
+    to_word: str,
+    model: str = "bert",
+    versus: str = "",
+    second: str = "",
+    truncate: bool = False,
 ) -> dict[str, Any]:
     """Rank the heads of a model by the weight that links two words of a text.
 
@@ -143,15 +166,17 @@ def find_heads(
         model: "bert", "gpt2", or another name this server accepts.
         versus: a second target, to see which heads prefer the first; empty for none.
         second: a second sentence, for models trained on pairs; empty for none.
+        truncate: cut a text that is longer than the model takes, instead of refusing it.
     Returns:
         heads with layer, head, weight, versus and difference, largest weight first; the tokens of each word;
-        a summary.
+        truncated; a summary.
     """
 
     def question() -> dict[str, Any]:
-        words = [limits.check_text(word) for word in (from_word, to_word, versus)]
+        first, other, rather = (limits.check_text(word) for word in (from_word, to_word, versus))
         loaded = STORE.model(limits.check_model(model))
-        return probe.find_heads(loaded, _text(text, second), words[0], words[1], words[2] or None).to_dict()
+        whole = _text(text, second)
+        return probe.find_heads(loaded, whole, first, other, rather or None, truncate=truncate).to_dict()
 
     return _answer(question)
 

@@ -184,7 +184,7 @@ def token_figure(
     Parameters
     ----------
     result
-        What holds the tokens.
+        What holds the tokens. What was cut of the text is said in the notice.
     panels
         Maps over all tokens; here they are put together to words and rid of special tokens, as ``options``
         says. Nothing is renormalised: the weight on hidden keys is shown as a number per query, taken from
@@ -200,7 +200,7 @@ def token_figure(
     if weights is not None and len(kept) < len(whole):
         dropped = [group for group in range(len(whole)) if group not in set(kept.index)]
         hidden = whole.weights(weights)[list(kept.index)][:, dropped].sum(-1)
-    notices = [rest.pop("notice", ""), kept.notice or ""]
+    notices = [result.truncated, rest.pop("notice", ""), kept.notice]
     return figure(
         title,
         Axis("query", kept.labels, kept.index),

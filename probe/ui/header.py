@@ -127,6 +127,9 @@ class Header:
                     self.hide_special = gr.Checkbox(
                         label="Hide special tokens", container=False, min_width=0, elem_id="hide-special"
                     )
+                    self.truncate = gr.Checkbox(
+                        label="Cut texts that are too long", container=False, min_width=0, elem_id="truncate"
+                    )
             choices = model_choices()
             with gr.Row(elem_id="models"):
                 self.halves = [HalfControls(slot, choices) for slot in (0, 1)]

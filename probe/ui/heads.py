@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import base64
-import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import gradio as gr
@@ -18,7 +17,7 @@ from probe.measures import MEASURES, Rollout, measures_of, rollout_of
 from probe.page import PRECISION, compact
 from probe.ui import limits, widgets
 from probe.ui.figure import Panel, figure_component, forbidden, grouping, message, token_figure, word_mask
-from probe.ui.state import Asked, Half, Options, Screen, Session, explain, look
+from probe.ui.state import Asked, Place, Screen, explain
 from probe.words import Words
 
 ID, LABEL = "heads", "Heads"
@@ -34,28 +33,6 @@ _DRAW: dict[str, Any] = {
     "show_progress": "hidden",
     "trigger_mode": "always_last",
 }
-
-
-@dataclass(frozen=True)
-class Place:
-    """Whose heads are shown, in a few bytes that Gradio can keep for each visitor."""
-
-    session: Session
-    slot: int
-    hide_special: bool
-    words: bool
-
-    @property
-    def options(self) -> Options:
-        return Options(hide_special=self.hide_special, words=self.words)
-
-    def half(self) -> Half:
-        """The model's kept result; a head does not matter here."""
-        return look(self.session, self.slot, 0, 0, None)
-
-    def stamp(self, *more: object) -> str:
-        what = repr((self, more)).encode("utf-8", "replace")
-        return f"{ID} {hashlib.sha256(what).hexdigest()[:12]}"
 
 
 # ---- as data for assets/heads.js
@@ -83,7 +60,7 @@ def picture(place: Place) -> dict[str, Any]:
     ]
     packed = compact(maps, kept.labels, kept.index)
     notices = [text for text in (comparison.encoding.truncated, kept.notice) if text]
-    what = "words" if place.words else "tokens"
+    what = "words" if place.options.words else "tokens"
     if (side := packed["side"]) > 1:
         notices.append(
             f"A cell stands for {side} x {side} {what}: all weights of {len(maps)} heads over {len(kept)} "
@@ -305,10 +282,10 @@ class Heads:
         return [self.models, self.place]
 
     def render(self, screen: Screen) -> list[Any]:
-        options, slot = screen.options, screen.focus.slot
         return [
             models(screen),
-            Place(screen.session, slot, options.hide_special, options.words),
+            # The maps are of all heads, and the words looked for have a button of their own.
+            replace(screen.place(Asked()), layer=0, head=0),
         ]
 
     def draw(self, place: Place | None) -> dict[str, Any]:

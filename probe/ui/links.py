@@ -63,6 +63,7 @@ def read(params: Mapping[str, str], views: tuple[str, ...]) -> Place:
         text if 0 < len(text) <= limits.MAX_CHARACTERS else DEFAULT_TEXT,
         second if len(second) <= limits.MAX_CHARACTERS else "",
         (names[0][: limits.MAX_NAME], names[1][: limits.MAX_NAME]),
+        params.get("cut") == "yes",
     )
     view = params.get("view", "")
     return Place(
@@ -123,6 +124,7 @@ def query(screen: Screen) -> str:
         "average": screen.options.average if screen.options.average != "head" else "",
         "mask": "everywhere" if screen.options.whole_model else "",
         "on": "b" if screen.focus.slot else "",
+        "cut": "yes" if session.truncate else "",
     }
     parts = {key: value for key, value in parts.items() if value}
     usual = asdict(Asked())
@@ -145,22 +147,22 @@ def python(screen: Screen) -> str:
 def _lines(screen: Screen, half: Half) -> list[str]:
     assert half.comparison is not None
     text, place = half.comparison.encoding.text, f"{half.layer}, {half.head}"
+    asked, cut = screen.asked, ", truncate=True" if screen.session.truncate else ""
     if screen.view == "masks":
         whole = ", whole_model=True" if screen.options.whole_model else ""
-        return [f"print(probe.compare_masks(model, {text!r}, {place}{whole}))"]
+        return [f"print(probe.compare_masks(model, {text!r}, {place}{whole}{cut}))"]
     if screen.view == "verify":
-        return [f"print(probe.verify(model, {text!r}))"]
+        return [f"print(probe.verify(model, {text!r}{cut}))"]
     if screen.view == "steps":
-        return [f"print(probe.trace(model, {text!r}, {place}, query={half.shown_query}))"]
-    asked = screen.asked
+        return [f"print(probe.trace(model, {text!r}, {place}, query={half.shown_query}{cut}))"]
     if screen.view == "heads":
-        return [f"print(probe.measure_heads(model, {text!r}))", *_finding(half.comparison, asked)]
+        return [f"print(probe.measure_heads(model, {text!r}{cut}))", *_finding(half.comparison, asked, cut)]
     if screen.view == "sentences":
-        return [f"print(probe.compare_texts(model, {asked.first!r}, {asked.second!r}, {place}))"]
+        return [f"print(probe.compare_texts(model, {asked.first!r}, {asked.second!r}, {place}{cut}))"]
     if screen.view == "effect":
         how = how_of(asked)
-        return [*_changing(half, asked), f"print(probe.rank_heads(model, {text!r}, {how!r}))"]
-    compare = [f"comparison = probe.compare(model, {text!r})", "print(comparison.report.verdict)"]
+        return [*_changing(half, asked, cut), f"print(probe.rank_heads(model, {text!r}, {how!r}{cut}))"]
+    compare = [f"comparison = probe.compare(model, {text!r}{cut})", "print(comparison.report.verdict)"]
     maps = ("from_scratch", "from_model", "difference")
     if screen.options.average == "head":
         return compare + [f"print(comparison.{map}({place}))" for map in maps]
@@ -172,7 +174,7 @@ def _lines(screen: Screen, half: Half) -> list[str]:
     ]
 
 
-def _finding(comparison: probe.Comparison, asked: Asked) -> list[str]:
+def _finding(comparison: probe.Comparison, asked: Asked, cut: str) -> list[str]:
     """What finds the heads that link two words; nothing where the text doesn't have them."""
     words = asked.from_word, asked.to_word, asked.versus
     try:
@@ -180,10 +182,10 @@ def _finding(comparison: probe.Comparison, asked: Asked) -> list[str]:
     except probe.ProbeError:
         return []
     named = ", ".join(repr(word.strip()) for word in words if word.strip())
-    return [f"print(probe.find_heads(model, {comparison.encoding.text!r}, {named}))"]
+    return [f"print(probe.find_heads(model, {comparison.encoding.text!r}, {named}{cut}))"]
 
 
-def _changing(half: Half, asked: Asked) -> list[str]:
+def _changing(half: Half, asked: Asked, cut: str) -> list[str]:
     """What changes the chosen heads; nothing where there are no such heads."""
     assert half.comparison is not None
     try:
@@ -191,4 +193,5 @@ def _changing(half: Half, asked: Asked) -> list[str]:
         check_heads(half.comparison.model, heads)
     except probe.ProbeError:
         return []
-    return [f"print(probe.ablate(model, {half.comparison.encoding.text!r}, {heads}, {how_of(asked)!r}))"]
+    text = half.comparison.encoding.text
+    return [f"print(probe.ablate(model, {text!r}, {heads}, {how_of(asked)!r}{cut}))"]

@@ -25,7 +25,7 @@ def describe(screen: Screen, half: Half) -> dict[str, Any]:
         return message(half.title, half.problem, screen.stamp(half))
     comparison, text = half.comparison, half.comparison.encoding.text
     try:
-        other = STORE.masked(half.name, text) if screen.options.whole_model else None
+        other = STORE.masked(half.name, text, screen.session.truncate) if screen.options.whole_model else None
         result = comparison.compare_masks(half.layer, half.head, other=other)
     except Exception as error:
         return message(comparison.model.name, explain(error), screen.stamp(half))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import gradio as gr
@@ -15,7 +14,7 @@ from probe.texts import TextMap, compare_texts_of
 from probe.ui import limits, widgets
 from probe.ui.figure import Axis, Panel, figure, figure_component, forbidden, message, token_figure
 from probe.ui.heads import models
-from probe.ui.state import STORE, Asked, Options, Screen, explain
+from probe.ui.state import STORE, Asked, Place, Screen, explain, full_name
 
 ID, LABEL = "sentences", "Two sentences"
 
@@ -26,37 +25,17 @@ what is different there comes from the words around them.</p>
 _NOTHING = message("", "", "")
 
 
-@dataclass(frozen=True)
-class Place:
-    """Which head is shown, on what, and how, in a few bytes that Gradio can keep for each visitor."""
-
-    name: str
-    layer: int
-    head: int
-    texts: tuple[str, str]
-    hide_special: bool
-    words: bool
-
-    @property
-    def options(self) -> Options:
-        return Options(hide_special=self.hide_special, words=self.words)
-
-    def stamp(self) -> str:
-        what = repr(self).encode("utf-8", "replace")
-        return f"{ID} {self.layer}.{self.head} {hashlib.sha256(what).hexdigest()[:12]}"
-
-
 def describe(place: Place) -> list[dict[str, Any]]:
     """Three figures: the head on each text, and on the tokens that both have."""
-    stamp = place.stamp()
+    stamp, name = place.stamp(), place.session.models[place.slot]
     try:
         first, second = (
-            _comparison(place.name, which, text)
-            for which, text in zip(("first", "second"), place.texts, strict=True)
+            _comparison(name, which, text, place.session.truncate)
+            for which, text in (("first", place.asked.first), ("second", place.asked.second))
         )
         result = compare_texts_of(first.recording, second.recording, place.layer, place.head)
     except Exception as error:
-        return [message(place.name, explain(error), stamp), _NOTHING, _NOTHING]
+        return [message(full_name(name), explain(error), stamp), _NOTHING, _NOTHING]
     most = result.pairs[int(result.moved.argmax())] if result.pairs else (0, 0)
     sides = [
         _side(place, result, comparison, side, most[side], stamp)
@@ -65,11 +44,11 @@ def describe(place: Place) -> list[dict[str, Any]]:
     return [*sides, _aligned(place, result, first.model, stamp)]
 
 
-def _comparison(name: str, which: str, text: str) -> Comparison:
+def _comparison(name: str, which: str, text: str, truncate: bool) -> Comparison:
     """The kept comparison of one of the texts; an error says which."""
     name = limits.check_model(name)
     try:
-        return STORE.comparison(name, limits.check_text(text))
+        return STORE.comparison(name, limits.check_text(text), truncate)
     except probe.ProbeError as error:
         raise error.about(f"The {which} sentence") from None
 
@@ -88,7 +67,6 @@ def _side(
         options=place.options,
         query=query,
         subtitle=f"{result.model_name}, layer {place.layer}, head {place.head} · {len(shown.tokens)} tokens",
-        notice=shown.truncated or "",
         remarks=[f"Only in this sentence: {' '.join(alone)}"] if alone else ["All its tokens are in both."],
         stamp=stamp,
         label=f"Layer {place.layer}, head {place.head} of {result.model_name} on the "
@@ -179,12 +157,9 @@ class Sentences:
         return [self.models, self.place]
 
     def render(self, screen: Screen) -> list[Any]:
-        half, options = screen.halves[screen.focus.slot], screen.options
-        texts = screen.asked.first, screen.asked.second
-        return [
-            models(screen),
-            Place(half.name, half.layer, half.head, texts, options.hide_special, options.words),
-        ]
+        place = screen.place(Asked(first=screen.asked.first, second=screen.asked.second))
+        # The sentences of this view are its own.
+        return [models(screen), replace(place, session=replace(place.session, text="", second=""))]
 
     def draw(self, place: Place | None) -> list[Any]:
         return [gr.skip()] * 3 if place is None else describe(place)

@@ -23,6 +23,7 @@ import torch
 
 import probe
 from probe.capture import Recording
+from probe.errors import Surface
 from probe.hub import download
 from probe.masking import rerun_masked
 from probe.models import available, is_here
@@ -45,11 +46,19 @@ UNEXPECTED = "Something went wrong on the server, and was logged. Try another te
 
 @dataclass(frozen=True)
 class Session:
-    """What one visitor ran last: the text, the second sentence ("" for none), and the two models' names."""
+    """What one visitor ran last.
+
+    Attributes
+    ----------
+    text, second : the sentence, and the second one ("" for none).
+    models : the names of the two models.
+    truncate : cut a text that is longer than a model takes.
+    """
 
     text: str = DEFAULT_TEXT
     second: str = ""
     models: tuple[str, str] = DEFAULT_MODELS
+    truncate: bool = False
 
 
 @dataclass(frozen=True)
@@ -89,6 +98,11 @@ class Options:
     words: bool = False
     average: str = "head"
     whole_model: bool = False
+
+    @property
+    def of_tokens(self) -> Options:
+        """The part that every map over tokens goes by."""
+        return Options(hide_special=self.hide_special, words=self.words)
 
 
 @dataclass(frozen=True)
@@ -168,8 +182,49 @@ class Screen:
 
     def stamp(self, half: Half) -> str:
         """Tells this result from every other one; comes back from the page once it is painted."""
-        what = repr((self.session, half.name, self.options)).encode("utf-8", "replace")
-        return f"{self.view} {half.layer}.{half.head} {hashlib.sha256(what).hexdigest()[:12]}"
+        return f"{self.view} {half.layer}.{half.head} {digest(self.session, half.name, self.options)}"
+
+    def place(self, asked: Asked) -> Place:
+        """What a view that draws by itself is to draw; ``asked`` of its own controls, the rest as usual."""
+        half = self.halves[self.focus.slot]
+        return Place(self.view, self.session, half.slot, half.layer, half.head, self.options.of_tokens, asked)
+
+
+@dataclass(frozen=True)
+class Place:
+    """What a view draws by itself, in a few bytes that Gradio can keep for each visitor.
+
+    It is drawn again when this changes, so what makes no difference to a view is left as usual.
+
+    Attributes
+    ----------
+    view : the view's name.
+    session : what was run.
+    slot, layer, head : the model that is looked at, and its head.
+    options : how tokens are shown.
+    asked : what the view's own controls ask.
+    """
+
+    view: str
+    session: Session
+    slot: int
+    layer: int = 0
+    head: int = 0
+    options: Options = Options()
+    asked: Asked = Asked()
+
+    def half(self) -> Half:
+        """The model's kept result."""
+        return look(self.session, self.slot, self.layer, self.head, None)
+
+    def stamp(self, *more: object) -> str:
+        """Tells what is drawn here from everything else; ``more`` tells several pictures apart."""
+        return f"{self.view} {self.layer}.{self.head} {digest(self, more)}"
+
+
+def digest(*what: object) -> str:
+    """A short name for values."""
+    return hashlib.sha256(repr(what).encode("utf-8", "replace")).hexdigest()[:12]
 
 
 @dataclass(eq=False)
@@ -186,8 +241,9 @@ class Store:
 
     def __init__(self, kept_bytes: int = KEPT_BYTES) -> None:
         self._kept_bytes = kept_bytes
-        self._comparisons: OrderedDict[tuple[str, Text], tuple[probe.Comparison, int]] = OrderedDict()
-        self._masked: OrderedDict[tuple[str, Text], Recording] = OrderedDict()
+        # By model, text and whether to cut it.
+        self._comparisons: OrderedDict[tuple[str, Text, bool], tuple[probe.Comparison, int]] = OrderedDict()
+        self._masked: OrderedDict[tuple[str, Text, bool], Recording] = OrderedDict()
         self._loads: dict[tuple[str, torch.dtype], _Load] = {}
         self._refusals: OrderedDict[str, Exception] = OrderedDict()
         self._models: OrderedDict[tuple[str, torch.dtype], probe.Model] = OrderedDict()
@@ -273,9 +329,9 @@ class Store:
             f'"{name}" is not on this machine yet: choose it in the list of models to download it.'
         )
 
-    def comparison(self, name: str, text: Text) -> probe.Comparison:
+    def comparison(self, name: str, text: Text, truncate: bool = False) -> probe.Comparison:
         """The comparison of one model on one text, from memory or from one run of the model."""
-        key = (name, text)
+        key = (name, text, truncate)
         with self._books:
             if key in self._comparisons:
                 self._comparisons.move_to_end(key)
@@ -285,19 +341,19 @@ class Store:
             with self._books:
                 if key in self._comparisons:
                     return self._comparisons[key][0]
-            comparison = probe.compare(model, text)
+            comparison = probe.compare(model, text, truncate=truncate)
             with self._books:
                 self._comparisons[key] = (comparison, _size(comparison))
                 while len(self._comparisons) > 1 and self.held_bytes > self._kept_bytes:
                     self._comparisons.popitem(last=False)
             return comparison
 
-    def masked(self, name: str, text: Text) -> Recording:
+    def masked(self, name: str, text: Text, truncate: bool = False) -> Recording:
         """The run of a kept comparison's text under the mask that the model was not trained with."""
-        key = (name, text)
+        key = (name, text, truncate)
         with self._work:
             if key not in self._masked:
-                self._masked[key] = rerun_masked(self.comparison(name, text).recording)
+                self._masked[key] = rerun_masked(self.comparison(*key).recording)
                 while len(self._masked) > KEPT_MASKED:
                     self._masked.popitem(last=False)
             return self._masked[key]
@@ -320,10 +376,10 @@ def _size(comparison: probe.Comparison) -> int:
 STORE = Store()
 
 
-def explain(error: Exception) -> str:
+def explain(error: Exception, surface: Surface = "page") -> str:
     """One sentence: the error's own if it was written for people, else a general one, and a log entry."""
     if isinstance(error, probe.ProbeError):
-        return error.told("page")
+        return error.told(surface)
     traceback.print_exception(error, file=sys.stderr)
     return UNEXPECTED
 
@@ -336,7 +392,7 @@ def look(session: Session, slot: int, layer: float | None, head: float | None, q
         limits.check_text(session.text)
         limits.check_text(session.second)
         model = STORE.model(name)
-        comparison = STORE.comparison(name, _text_for(session, model))
+        comparison = STORE.comparison(name, _text_for(session, model), session.truncate)
         return Half(
             slot,
             name,

@@ -83,6 +83,7 @@ def picture(
                 note=f"tolerance {max(report.tolerance for report in reports):.1e}{note}",
             )
         ],
+        notice=_cuts(reports),
         badge=("all heads agree", "good") if passed else ("not all agree", "bad"),
         subtitle=f"they agree least at layer {worst.layer}, head {worst.head}: query {cell.query_token} "
         f"({cell.query}), key {cell.key_token} ({cell.key}), {worst.max_abs_error:.2e}",
@@ -90,6 +91,12 @@ def picture(
         stamp=stamp,
         label=f"Largest difference of each head of {name}. Rows are layers, columns are heads.",
     )
+
+
+def _cuts(reports: Sequence[Report]) -> str:
+    """What was cut of which text."""
+    cuts = [(number, cut) for number, report in enumerate(reports, 1) for cut in report.truncated if cut]
+    return " ".join(f"Text {number}: {cut}" if len(reports) > 1 else cut for number, cut in cuts)
 
 
 def listing(reports: Sequence[Report], title: str, report: str) -> dict[str, Any]:
@@ -195,7 +202,7 @@ class Verify:
                 yield [widgets.verdict([*verdicts, doing], ""), *shown[1:]]
                 try:
                     model = STORE.model(limits.check_model(name), DTYPES.get(dtype, torch.float32))
-                    reports.append(probe.verify(model, line))
+                    reports.append(probe.verify(model, line, truncate=session.truncate))
                 except Exception as error:
                     refused.append(f"text {number}: {explain(error)}")
             if reports:

@@ -71,6 +71,29 @@ def test_find_heads(client: Client) -> None:
     ]
 
 
+def test_a_text_that_is_too_long_is_cut_if_asked(client: Client) -> None:
+    text = ("the cat and the dog " * 60).strip()  # 300 words, where gpt2-stories takes 256 tokens
+    with pytest.raises(AppError, match="at most 256\\. Shorten it, or have it cut: truncate=True"):
+        client.predict(text, "gpt2", api_name="/attend")
+    run = probe.attend("gpt2", text, [(4, 5)], truncate=True)
+    cut = "Cut to the first 256 of 300 tokens, all that this model takes."
+    assert run.truncated == cut
+    for endpoint, more in (
+        ("/attend", {"layer": 4, "head": 5}),
+        ("/compare_masks", {"layer": 4, "head": 5}),
+        ("/trace", {"layer": 4, "head": 5, "query": 255}),
+        ("/find_heads", {"from_word": "cat", "to_word": "dog"}),
+    ):
+        answer = client.predict(text, model="gpt2", truncate=True, **more, api_name=endpoint)
+        assert answer["truncated"] == cut, endpoint
+        if endpoint == "/attend":
+            assert answer["weights"] == run.weights(4, 5).tolist()
+        elif endpoint == "/trace":
+            assert answer["weights"] == probe.trace("gpt2", text, 4, 5, 255, truncate=True).weights.tolist()
+    report = client.predict([TEXT, text], "gpt2", truncate=True, api_name="/verify")
+    assert report["truncated"] == [None, cut] and report["passed"] is True
+
+
 def test_every_endpoint_is_documented(client: Client) -> None:
     described = client.view_api(return_format="dict", print_info=False)["named_endpoints"]
     assert set(described) == {"/attend", "/verify", "/compare_masks", "/trace", "/find_heads"}

@@ -81,7 +81,7 @@ def test_text_can_be_read_on_every_surface(kind: str) -> None:
 
 @pytest.mark.parametrize("text", ["draw a map", "a&b=c #?+% 中 🙂", "</script>", "a hat " * 83 + "on"])
 def test_an_address_says_what_the_screen_shows(text: str) -> None:
-    session = Session(text, "and a second", ("gpt2", "bert"))
+    session = Session(text, "and a second", ("gpt2", "bert"), truncate=True)
     halves = (look(session, 0, 2, 3, 1), look(session, 1, 4, 11, None))
     screen = Screen(session, halves, Focus((1, None), 1), Options(True, True, "layer", True), "masks")
     place = links.read(dict(parse_qsl(links.query(screen)[1:])), ("compare", "masks"))

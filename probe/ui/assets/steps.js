@@ -148,6 +148,7 @@
     const where = make("p", "st-where");
     where.append(`${trace.model}, layer ${trace.layer}, head ${trace.head}: the row of query `, token(trace, trace.query));
     box.append(where);
+    if (trace.truncated) box.append(make("p", "af-notice", trace.truncated));
 
     const detail = make("div", "st-detail");
     const table = make("div", "st-left");
