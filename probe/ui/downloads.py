@@ -31,8 +31,8 @@ from probe import (
 )
 from probe.files import formats_of
 from probe.manifest import Result
-from probe.ui import heads, widgets
-from probe.ui.state import STORE, Half, Screen, explain
+from probe.ui import heads, masks, widgets
+from probe.ui.state import Half, Screen, explain
 
 MAX_BYTES = 25_000_000
 """Of one file; the page takes it whole."""
@@ -80,7 +80,7 @@ def offers(screen: Screen) -> list[Offer]:
 def _of_half(screen: Screen, half: Half) -> Iterator[Offer]:
     assert half.comparison is not None
     comparison, model, text = half.comparison, half.comparison.model, half.comparison.encoding.text
-    place, asked = (half.layer, half.head), screen.asked
+    place, asked, cut = (half.layer, half.head), screen.asked, screen.session.truncate
     one = f"layer {half.layer}, head {half.head}"
 
     def offer(
@@ -100,7 +100,7 @@ def _of_half(screen: Screen, half: Half) -> Iterator[Offer]:
         yield offer(Comparison, one, f"{named}-comparison", lambda: comparison, place)
     elif screen.view == "masks":
         where = "-in-every-layer" if screen.options.whole_model else ""
-        yield offer(MaskComparison, one, f"{named}-masks{where}", partial(_masks, screen, half))
+        yield offer(MaskComparison, one, f"{named}-masks{where}", partial(masks.compared, screen, half))
     elif screen.view == "steps":
         query = half.shown_query
         trace = partial(comparison.trace, *place, query)
@@ -109,23 +109,18 @@ def _of_half(screen: Screen, half: Half) -> Iterator[Offer]:
         yield offer(Report, "errors of all heads", "report", lambda: comparison.report)
     elif screen.view == "sentences":
         pair = asked.first, asked.second
-        yield offer(
-            TextComparison, one, f"{named}-two-sentences", lambda: probe.compare_texts(model, *pair, *place)
-        )
+        compare = partial(probe.compare_texts, model, *pair, *place, truncate=cut)
+        yield offer(TextComparison, one, f"{named}-two-sentences", compare)
     elif screen.view == "heads":
-        yield offer(HeadMeasures, "measures", "measures", lambda: probe.measure_heads(model, text))
+        yield offer(
+            HeadMeasures, "measures", "measures", partial(probe.measure_heads, model, text, truncate=cut)
+        )
         yield from _found(screen, comparison, offer)
-        yield offer(Rollout, "rollout", "rollout", lambda: probe.rollout(model, text))
+        yield offer(Rollout, "rollout", "rollout", partial(probe.rollout, model, text, truncate=cut))
     if screen.view in _ALL_HEADS:
         count = model.num_layers * model.num_heads
-        yield offer(Run, f"all {count} heads", "all-heads", lambda: probe.attend(model, text))
-
-
-def _masks(screen: Screen, half: Half) -> MaskComparison:
-    assert half.comparison is not None
-    text = half.comparison.encoding.text
-    other = STORE.masked(half.name, text) if screen.options.whole_model else None
-    return half.comparison.compare_masks(half.layer, half.head, other=other)
+        attend = partial(probe.attend, model, text, truncate=cut)
+        yield offer(Run, f"all {count} heads", "all-heads", attend)
 
 
 def _found(screen: Screen, comparison: Comparison, offer: Callable[..., Offer]) -> Iterator[Offer]:
@@ -135,7 +130,13 @@ def _found(screen: Screen, comparison: Comparison, offer: Callable[..., Offer]) 
         heads.find(comparison, words)
     except probe.ProbeError:
         return
-    make = partial(probe.find_heads, model, comparison.encoding.text, *filter(None, words))
+    make = partial(
+        probe.find_heads,
+        model,
+        comparison.encoding.text,
+        *filter(None, words),
+        truncate=screen.session.truncate,
+    )
     yield offer(FoundHeads, f"heads that link {words[0]} and {words[1]}", "found-heads", make)
 
 

@@ -44,12 +44,12 @@ class HalfControls:
     """Model, layer and head of one of the two models."""
 
     def __init__(self, slot: int, choices: list[tuple[str, str]]) -> None:
-        letter, which = "ab"[slot], ("First model", "Second model")[slot]
+        letter = "ab"[slot]
         with gr.Column(min_width=300, elem_classes="half"), gr.Row(equal_height=True):
             self.model = gr.Dropdown(
                 choices,
                 value=DEFAULT_MODELS[slot],
-                label=which,
+                label=f"Model {letter.upper()}",
                 allow_custom_value=not limits.on_space(),
                 min_width=200,
                 scale=5,
@@ -60,7 +60,7 @@ class HalfControls:
                 5,
                 DEFAULT_HEADS[slot][0],
                 step=1,
-                label=f"{which}'s layer",
+                label=f"Layer of {letter.upper()}",
                 buttons=[],
                 min_width=110,
                 scale=3,
@@ -71,7 +71,7 @@ class HalfControls:
                 11,
                 DEFAULT_HEADS[slot][1],
                 step=1,
-                label=f"{which}'s head",
+                label=f"Head of {letter.upper()}",
                 buttons=[],
                 min_width=110,
                 scale=3,

@@ -7,6 +7,7 @@ from typing import Any
 import gradio as gr
 import torch
 
+from probe import MaskComparison
 from probe.ui.figure import Panel, figure_component, forbidden, message, token_figure
 from probe.ui.state import STORE, Half, Screen, explain
 
@@ -19,14 +20,21 @@ away, or gives.</p>
 """
 
 
+def compared(screen: Screen, half: Half) -> MaskComparison:
+    """The head under both masks, from runs that are kept."""
+    assert half.comparison is not None
+    kept = half.name, half.comparison.encoding.text, screen.session.truncate
+    other = STORE.masked(*kept) if screen.options.whole_model else None
+    return half.comparison.compare_masks(half.layer, half.head, other=other)
+
+
 def describe(screen: Screen, half: Half) -> dict[str, Any]:
     """Both masks and the head under each, as a figure."""
     if half.comparison is None:
         return message(half.title, half.problem, screen.stamp(half))
-    comparison, text = half.comparison, half.comparison.encoding.text
+    comparison = half.comparison
     try:
-        other = STORE.masked(half.name, text, screen.session.truncate) if screen.options.whole_model else None
-        result = comparison.compare_masks(half.layer, half.head, other=other)
+        result = compared(screen, half)
     except Exception as error:
         return message(comparison.model.name, explain(error), screen.stamp(half))
     order = ("causal", "bidirectional") if result.trained_with == "causal" else ("bidirectional", "causal")
