@@ -19,6 +19,7 @@ import transformers
 
 from probe.capture import cuts
 from probe.models import Model
+from probe.nonfinite import nonfinite
 from probe.tokens import Encoding, Text
 
 FROM_WEIGHTS, FROM_QUERY_AND_KEY = "from the weights", "from query and key"
@@ -187,12 +188,17 @@ class Report:
                 f"All {len(self.heads)} heads of {self.model} agree, but the attention's output does "
                 f"NOT, in {named}: largest difference {output.output_error:.1e} ({output.place}), "
                 f"tolerance {output.tolerance:.1e}."
-            )
+            ) + self._problem(output.output_error)
         what = ", ".join(dict.fromkeys(name for head in failed for name in head.failed))
         return (
             f"{len(failed)} of {len(self.heads)} heads of {self.model} do NOT agree, in {named}: {where}, "
             f"tolerance {worst.tolerance:.1e}. Not within bounds: {what}."
-        )
+        ) + self._problem(worst.worst.model)
+
+    def _problem(self, number: float) -> str:
+        """A sentence more where the model's own number isn't one."""
+        problem = nonfinite(self.model, [number])
+        return f" {problem}" if problem else ""
 
     def _failed_layers(self) -> list[str]:
         """For each kind of attention the layers that have failed: "layers 0, 2"."""

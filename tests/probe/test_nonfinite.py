@@ -51,6 +51,7 @@ def test_in_words(broken: Model) -> None:
         "rollout": str(probe.rollout(broken, TEXT)),
         "found": str(probe.find_heads(broken, TEXT, "sat", "cat")),
         "texts": str(probe.compare_texts(broken, TEXT, "a cat sat", 2, 0)),
+        "verdict": probe.verify(broken, TEXT).verdict,
         "rerun": str(probe.run_from_scratch(broken, TEXT)),
     }
     for what, text in shown.items():
@@ -61,3 +62,17 @@ def test_in_words(broken: Model) -> None:
     assert "% of the weight moves" in probe.compare_masks(broken, TEXT, 1, 0).summary
     with pytest.raises(ProbeError, match=SAYS):
         probe.predict(broken, TEXT)
+
+
+def test_a_broken_output_projection(gpt2: Model) -> None:
+    network = copy.deepcopy(gpt2.hf)
+    with torch.no_grad():
+        network.transformer.h[5].attn.c_proj.weight[0, 0] = torch.nan
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = probe.load(network, tokenizer=gpt2.tokenizer)
+    report = probe.verify(model, TEXT)
+    assert not report.passed and "but the attention's output does NOT, in layer 5" in report.verdict
+    assert "not finite (NaN or infinity)" in report.verdict
+
+    assert "not finite" not in probe.verify(gpt2, TEXT).verdict
