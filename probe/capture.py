@@ -22,6 +22,7 @@ from attention import additive_mask, causal_mask, combine_masks, padding_mask
 from probe import backend
 from probe.errors import ProbeError
 from probe.families import Site
+from probe.kinds import sides, which_kind
 from probe.models import Model, resolve
 from probe.tokens import Encoding, Span, Text, encode, visible
 from probe.visibility import allowed_keys
@@ -108,8 +109,7 @@ class Run:
         ProbeError
             If this run did not keep that head.
         """
-        if kind is None:
-            kind = self._only_kind()
+        kind = which_kind(self.model_name, self.heads, kind)
         try:
             return self.maps[kind, layer, head]
         except KeyError:
@@ -121,15 +121,8 @@ class Run:
 
     def labels(self, kind: str | None = None) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """What the queries and the keys of a kind of attention are called."""
-        source, target = self.tokens, self.target.tokens if self.target else ()
-        by_kind = {"decoder": (target, target), "cross": (target, source)}
-        return by_kind.get(kind or self._only_kind(), (source, source))
-
-    def _only_kind(self) -> str:
-        if len(self.heads) > 1:
-            kinds = " or ".join(f'kind="{kind}"' for kind in self.heads)
-            raise ProbeError(f"{self.model_name} has several kinds of attention: say {kinds}.")
-        return next(iter(self.heads))
+        kind = which_kind(self.model_name, self.heads, kind)
+        return sides(kind, self.tokens, self.target.tokens if self.target else ())
 
     def _kept(self) -> str:
         if len(self.heads) == 1 and len(self.maps) == sum(map(sum, self.heads.values())):

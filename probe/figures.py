@@ -32,7 +32,6 @@ from matplotlib.patches import Patch
 from torch import Tensor
 
 from probe.errors import ProbeError
-from probe.verification import allowed_mask
 from probe.words import Words, single_tokens
 
 if TYPE_CHECKING:
@@ -82,34 +81,49 @@ def draw_head(
     return _compose(title, [panel], _remarks(run, queries, weights))
 
 
-def draw_comparison(comparison: Comparison, layer: int, head: int, shown: Words | None = None) -> Figure:
+def draw_comparison(
+    comparison: Comparison,
+    layer: int,
+    head: int,
+    shown: Words | None = None,
+    *,
+    keys: Words | None = None,
+    kind: str | None = None,
+) -> Figure:
     """One head three times: from scratch, as the model computed it, and the absolute difference.
 
     The difference has a logarithmic scale; cells where both agree to the last bit have a colour of their own.
 
+    Parameters
+    ----------
+    shown, keys : how the queries and the keys are put together; by default each token stands for itself.
+    kind : of attention, for models with an encoder and a decoder.
+
     Raises
     ------
     ProbeError
-        If there is no such layer or head, or ``shown`` belongs to another text.
+        If there is no such layer, head or kind, or ``shown`` or ``keys`` belongs to another text.
     """
-    shown = shown or single_tokens(comparison.encoding)
-    ours = shown.weights(comparison.from_scratch(layer, head))
-    theirs = shown.weights(comparison.from_model(layer, head))
-    allowed = allowed_mask(comparison.recording, comparison.model.sites[layer].window)
-    masked = None if allowed is None else _masked(shown, allowed[0, 0])
-    check = next(one for one in comparison.report.heads if (one.layer, one.head) == (layer, head))
+    queried, read = comparison.sides(kind)
+    shown = shown or single_tokens(queried)
+    keys = keys or (shown if read is queried else single_tokens(read))
+    whole = comparison.from_model(layer, head, kind)
+    ours, theirs = shown.weights(comparison.from_scratch(layer, head, kind), keys), shown.weights(whole, keys)
+    allowed = comparison.allowed(layer, head, kind)
+    masked = None if allowed is None else _masked(shown, allowed, keys)
+    check = comparison.check(layer, head, kind)
     verdict = (
         f"Largest difference of a token's weight {check.max_abs_error:.1e}, tolerance {check.tolerance:.1e}: "
         f"{'the two agree' if check.passed else 'the two do NOT agree'}."
     )
     return _compose(
-        f"{comparison.model.name} ({comparison.model.source}), layer {layer}, head {head}",
+        f"{comparison.model.name} ({comparison.model.source}), {check.place}",
         [
-            _weights("from scratch", ours, shown, masked),
-            _weights("the model's own", theirs, shown, masked),
-            _difference("absolute difference", (ours - theirs).abs(), shown, masked),
+            _weights("from scratch", ours, shown, masked, keys),
+            _weights("the model's own", theirs, shown, masked, keys),
+            _difference("absolute difference", (ours - theirs).abs(), shown, masked, keys),
         ],
-        [verdict, *_remarks(comparison.encoding, shown, comparison.from_model(layer, head))],
+        [verdict, *_remarks(queried, shown, whole, keys)],
     )
 
 
@@ -258,8 +272,10 @@ def _weights(
     return _Panel(title, _numbers(values), "weight", *_axes(shown, keys or shown), masked)
 
 
-def _difference(title: str, values: Tensor, shown: Words, masked: np.ndarray | None = None) -> _Panel:
-    return _Panel(title, _numbers(values), "difference", *_axes(shown, shown), masked)
+def _difference(
+    title: str, values: Tensor, shown: Words, masked: np.ndarray | None = None, keys: Words | None = None
+) -> _Panel:
+    return _Panel(title, _numbers(values), "difference", *_axes(shown, keys or shown), masked)
 
 
 def _axes(queries: Words, keys: Words) -> tuple[_Axis, _Axis]:
@@ -270,24 +286,25 @@ def _numbers(values: Tensor) -> np.ndarray:
     return values.detach().cpu().double().numpy()
 
 
-def _masked(shown: Words, allowed: Tensor) -> np.ndarray:
+def _masked(shown: Words, allowed: Tensor, keys: Words | None = None) -> np.ndarray:
     """(W, W), True where a (T, T) mask hides the whole key word from the whole query word."""
-    return (shown.weights(allowed.cpu().float()) == 0).numpy()
+    return (shown.weights(allowed.cpu().float(), keys) == 0).numpy()
 
 
 def _title(result: Run | MaskComparison | TextComparison, layer: int, head: int) -> str:
     return f"{result.model_name} ({result.source}), layer {layer}, head {head}"
 
 
-def _remarks(result: Any, shown: Words, weights: Tensor) -> list[str]:
+def _remarks(result: Any, shown: Words, weights: Tensor, keys: Words | None = None) -> list[str]:
     """What a reader must know about the text and about what is shown of its (T, T) weights."""
+    keys = keys or shown
     remarks = [remark for remark in (result.truncated, shown.notice) if remark]
-    if any(end - start > 1 for start, end in shown.pieces):
+    if any(end - start > 1 for start, end in (*shown.pieces, *keys.pieces)):
         remarks.append(
             "Words instead of tokens: summed over a key word's pieces, averaged over a query word's."
         )
-    if sum(end - start for start, end in shown.pieces) < shown.num_tokens:
-        hidden = float((shown.means(weights.sum(-1)) - shown.weights(weights).sum(-1)).mean())
+    if any(sum(end - start for start, end in one.pieces) < one.num_tokens for one in (shown, keys)):
+        hidden = float((shown.means(weights.sum(-1)) - shown.weights(weights, keys).sum(-1)).mean())
         remarks.append(
             f"Special tokens are left out. They have {hidden:.1%} of a query's weight on average; nothing is "
             "renormalised, so rows sum to less than 1."

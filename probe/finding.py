@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from probe.capture import Recording, encode_for, watch
+from probe.capture import encode_for, watch
+from probe.comparison import Comparison
 from probe.errors import ProbeError
-from probe.measures import recorded_layers
 from probe.models import Model, resolve
 from probe.nonfinite import descending, nonfinite
 from probe.tokens import Encoding, Span, Text
@@ -178,14 +178,13 @@ def find_heads(
 
 
 def find_heads_of(
-    recording: Recording, from_word: str, to_word: str, versus: str | None = None
+    comparison: Comparison, from_word: str, to_word: str, versus: str | None = None
 ) -> FoundHeads:
-    """``find_heads`` for a run that has been recorded already, of a single text."""
-    (encoding,) = recording.encodings
-    search = _Search(encoding, from_word, to_word, versus)
-    for seen in recorded_layers(recording):
+    """``find_heads`` for a run that has been made already."""
+    search = _Search(comparison.encoding, from_word, to_word, versus)
+    for seen in comparison.layers():
         search.see(*seen)
-    return search.result(recording.model)
+    return search.result(comparison.model)
 
 
 class _Search:

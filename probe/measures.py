@@ -15,11 +15,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from probe.capture import Recording, encode_for, watch
+from probe.capture import encode_for, watch
+from probe.comparison import Comparison
 from probe.errors import ProbeError
 from probe.models import Model, resolve
 from probe.tokens import Encoding, Span, Text
-from probe.verification import allowed_mask
 
 
 @dataclass(frozen=True)
@@ -319,18 +319,11 @@ def measure_heads(model: Model | str, text: Text, *, truncate: bool = False) -> 
     return _measures(model, encoding, heads)
 
 
-def measures_of(recording: Recording) -> HeadMeasures:
-    """``measure_heads`` for a run that has been recorded already, of a single text."""
-    (encoding,) = recording.encodings
-    heads = [head for seen in recorded_layers(recording) for head in _measured(encoding, *seen)]
-    return _measures(recording.model, encoding, heads)
-
-
-def recorded_layers(recording: Recording) -> Iterator[tuple[int, Tensor, Tensor | None]]:
-    """A recorded run of one text as ``capture.watch`` shows it: layer, (H, T, T) weights, allowed keys."""
-    for layer, (site, seen) in enumerate(zip(recording.model.sites, recording.layers, strict=True)):
-        mask, weights = allowed_mask(recording, site.window), seen.weights[0]
-        yield layer, weights, None if mask is None else mask[0].expand_as(weights)
+def measures_of(comparison: Comparison) -> HeadMeasures:
+    """``measure_heads`` for a run that has been made already."""
+    encoding = comparison.encoding
+    heads = [head for seen in comparison.layers() for head in _measured(encoding, *seen)]
+    return _measures(comparison.model, encoding, heads)
 
 
 def _measured(
@@ -464,10 +457,10 @@ def rollout(model: Model | str, text: Text, *, truncate: bool = False) -> Rollou
     return _rollout(model, encoding, maps)
 
 
-def rollout_of(recording: Recording) -> Rollout:
-    """``rollout`` for a run that has been recorded already, of a single text."""
-    (encoding,) = recording.encodings
-    return _rollout(recording.model, encoding, roll_out(seen.weights[0] for seen in recording.layers))
+def rollout_of(comparison: Comparison) -> Rollout:
+    """``rollout`` for a run that has been made already."""
+    maps = roll_out(weights for _, weights, _ in comparison.layers())
+    return _rollout(comparison.model, comparison.encoding, maps)
 
 
 def _rollout(model: Model, encoding: Encoding, maps: Iterable[Tensor]) -> Rollout:

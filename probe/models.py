@@ -126,17 +126,21 @@ class Model:
     def known_family(self) -> Family:
         """The family, or a ProbeError that says what can be done with this model without one."""
         if self.family is None:
-            if self.hf.config.model_type in supported_types():
-                raise ProbeError(
-                    f"{self.name} can be run with attend, but not taken apart: its configuration makes it a "
-                    f'kind of "{self.hf.config.model_type}" not described here (by its rope_type, say).'
-                )
-            raise ProbeError(
-                f'Where the attention weights of a "{self.hf.config.model_type}" lie is not known here, so '
-                f"{self.name} can be run with attend, but not taken apart; that works for "
-                f"{', '.join(supported_types())}."
-            )
+            raise self.not_taken_apart()
         return self.family
+
+    def not_taken_apart(self) -> ProbeError:
+        """What to raise where a model without a family is asked for what needs one."""
+        if self.hf.config.model_type in supported_types():
+            return ProbeError(
+                f"The maps of {self.name} can be seen, but it can't be taken apart: its configuration makes "
+                f'it a kind of "{self.hf.config.model_type}" not described here (by its rope_type, say).'
+            )
+        return ProbeError(
+            f'Where the attention weights of a "{self.hf.config.model_type}" lie is not known here, so the '
+            f"maps of {self.name} can be seen, but it can't be taken apart; that works for "
+            f"{', '.join(supported_types())}."
+        )
 
     @property
     def max_tokens(self) -> int | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Callable, Iterable
+from functools import partial
 from html import escape
 from typing import Any
 
@@ -55,12 +56,16 @@ def masks_html(masks: MaskComparison) -> str:
 def comparison_html(comparison: Comparison) -> str:
     """The verdict, every head's error, and all heads as small pictures."""
     encoding, model = comparison.encoding, comparison.model
-    places = {(check.layer, check.head) for check in comparison.report.heads}
+    tables = []
+    for kind in model.kinds:
+        places = {(check.layer, check.head) for check in comparison.report.heads if check.kind == kind}
+        title = "from scratch, " if len(model.kinds) == 1 else f"{kind} attention from scratch, "
+        tables.append(_small(places, partial(comparison.from_scratch, kind=kind), title))
     return "".join(
         [
             _line(comparison.report.verdict, bold=True),
             *_about(model.name, model.source, encoding.text, len(encoding), encoding.truncated),
-            _small(places, comparison.from_scratch, "from scratch, "),
+            *tables,
             _figure(figures.draw_errors(comparison.report)),
         ]
     )

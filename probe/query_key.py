@@ -40,7 +40,7 @@ context
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from operator import mul
 from typing import Any
@@ -53,6 +53,7 @@ from probe import backend
 from probe.capture import batch_inputs, batches, encode_tensors, memory_explained, unfit_explained
 from probe.errors import ProbeError
 from probe.expected import expected, keeps_float64
+from probe.kinds import sides
 from probe.measuring import (
     compare_maps,
     count_cells,
@@ -67,6 +68,10 @@ from probe.measuring import (
 from probe.models import Model
 from probe.report import FROM_QUERY_AND_KEY, Cell, Findings, HeadCheck, Report
 from probe.tokens import Encoding
+
+# Takes each attention of a batch: which it is, what it was given as it must be, and our weights and the
+# model's, (B, H, Tq, Tk).
+Keep = Callable[[backend.Attention, backend.Call, Tensor, Tensor], None]
 
 
 def check_possible(model: Model) -> None:
@@ -84,23 +89,31 @@ def check_possible(model: Model) -> None:
         )
 
 
-def check_texts(model: Model, encodings: Sequence[Encoding], targets: Sequence[Encoding] = ()) -> Report:
-    """Check every head on texts, and on as many targets for a model with a decoder beside an encoder."""
+def check_texts(
+    model: Model,
+    encodings: Sequence[Encoding],
+    targets: Sequence[Encoding] = (),
+    keep: Keep | None = None,
+) -> Report:
+    """Check every head on texts, and on as many targets for a model with a decoder beside an encoder.
+
+    ``keep`` is shown every attention of every batch.
+    """
     findings = Findings(model, FROM_QUERY_AND_KEY, encodings, targets)
     for batch in batches(model, encodings, sum(one.num_heads for one in model.attentions)):
         decoded = [targets[index] for index in batch] if targets else []
         inputs, real = batch_inputs(model, [encodings[index] for index in batch], decoded)
-        _run(findings, batch, inputs, real, inputs["decoder_attention_mask"].bool() if targets else None)
+        target = inputs["decoder_attention_mask"].bool() if targets else None
+        _run(findings, batch, inputs, real, target, keep)
     return findings.report()
 
 
-def check_tensors(model: Model, inputs: dict[str, Any]) -> Report:
-    """Check every head on what a processor made of one image or recording."""
+def check_tensors(model: Model, inputs: dict[str, Any], keep: Keep | None = None) -> Report:
+    """Check every head on what a processor made of one image or recording; ``keep`` as for texts."""
     findings = Findings(model, FROM_QUERY_AND_KEY, ())
+    target = _all_real(inputs["decoder_input_ids"]) if model.has_target else None
     with unfit_explained(model):
-        _run(
-            findings, [0], inputs, None, _all_real(inputs["decoder_input_ids"]) if model.has_target else None
-        )
+        _run(findings, [0], inputs, None, target, keep)
     return findings.report()
 
 
@@ -114,6 +127,7 @@ def _run(
     inputs: dict[str, Any],
     source: Tensor | None,
     target: Tensor | None,
+    keep: Keep | None,
 ) -> None:
     """One forward pass of a batch, checked while it goes on.
 
@@ -132,8 +146,7 @@ def _run(
         if seen == len(model.attentions):
             raise ProbeError(_altered(f"more than {seen}"))
         here = model.attentions[seen]
-        queries = target if here.kind in ("decoder", "cross") else source
-        keys = target if here.kind == "decoder" else source
+        queries, keys = sides(here.kind, source, target)
         assert queries is not None and keys is not None
         if call.shape != (*queries.shape[:1], here.num_heads, queries.shape[1], keys.shape[1]):
             raise ProbeError(
@@ -145,7 +158,7 @@ def _run(
         output, weights = call.own()
         if weights is None:
             raise ProbeError(f"The eager attention of {model.name} returns no weights: it can't be checked.")
-        _add(findings, _Attention(here, call, queries, keys, weights, output.transpose(1, 2)), texts)
+        _add(findings, _Attention(here, call, queries, keys, weights, output.transpose(1, 2)), texts, keep)
         return output
 
     with (
@@ -180,7 +193,7 @@ class _Attention:
     context: Tensor
 
 
-def _add(findings: Findings, one: _Attention, texts: Sequence[int]) -> None:
+def _add(findings: Findings, one: _Attention, texts: Sequence[int], keep: Keep | None) -> None:
     """Compare one attention on one batch; ``texts`` are the indices of the batch's texts."""
     here, call = one.here, one.call
     must = expected(findings.model, here, call, one.queries, one.keys)
@@ -191,6 +204,8 @@ def _add(findings: Findings, one: _Attention, texts: Sequence[int]) -> None:
         call, attention_mask=mask, options={**call.options, "scaling": scale, "position_bias": bias}
     )
     steps = call.steps()
+    if keep is not None:
+        keep(here, call, steps.weights, one.weights)
     real = None if one.queries.all() else one.queries
     sums = None if call.sinks is None else steps.weights.sum(-1, keepdim=True)
     numbers, worst = compare_maps(
@@ -204,7 +219,7 @@ def _add(findings: Findings, one: _Attention, texts: Sequence[int]) -> None:
     bounds = [_bounds(call, found, head, u) for head in range(here.num_heads)]
     cells = count_cells(mask, one.queries, call.shape[3])
     sampled = here.layer % here.num_heads
-    rows, columns = _encodings(findings, here.kind)
+    rows, columns = sides(here.kind, findings.encodings, findings.targets)
     for head, (text, query, key) in enumerate(spots):
         bound = bounds[head]
         loops = None
@@ -259,12 +274,6 @@ def _both(first: Tensor | None, second: Tensor | None) -> Tensor | None:
     if first is None or second is None:
         return second if first is None else first
     return first & second
-
-
-def _encodings(findings: Findings, kind: str) -> tuple[Sequence[Encoding], Sequence[Encoding]]:
-    """Whose tokens the queries and the keys of a kind of attention are."""
-    source, target = findings.encodings, findings.targets
-    return {"decoder": (target, target), "cross": (target, source)}.get(kind, (source, source))
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,8 @@ from typing import Any
 
 from torch import Tensor
 
-from probe.capture import Recording, Run, attend
+from probe.capture import Run, attend
+from probe.comparison import Comparison
 from probe.errors import ProbeError
 from probe.models import Model, resolve
 from probe.nonfinite import nonfinite
@@ -133,8 +134,8 @@ def compare_texts(
     return _compared(model, layer, head, *(_of_run(run, layer, head) for run in runs))
 
 
-def compare_texts_of(first: Recording, second: Recording, layer: int, head: int) -> TextComparison:
-    """``compare_texts`` for runs of one model that have been recorded already, each of a single text.
+def compare_texts_of(first: Comparison, second: Comparison, layer: int, head: int) -> TextComparison:
+    """``compare_texts`` for runs of one model that have been made already.
 
     Raises
     ------
@@ -147,17 +148,17 @@ def compare_texts_of(first: Recording, second: Recording, layer: int, head: int)
             "take one for both."
         )
     first.model.check_head(layer, head)
-    return _compared(first.model, layer, head, *(_of_recording(one, layer, head) for one in (first, second)))
+    return _compared(first.model, layer, head, *(_of_comparison(one, layer, head) for one in (first, second)))
 
 
 def _of_run(run: Run, layer: int, head: int) -> TextMap:
     return TextMap(run.text, run.tokens, run.spans, run.special, run.truncated, run.weights(layer, head))
 
 
-def _of_recording(recording: Recording, layer: int, head: int) -> TextMap:
-    (encoding,) = recording.encodings
+def _of_comparison(comparison: Comparison, layer: int, head: int) -> TextMap:
+    encoding = comparison.encoding
     # A clone, because a view would keep the maps of all heads alive.
-    weights = recording.layers[layer].weights[0, head].clone().cpu()
+    weights = comparison.from_model(layer, head).clone()
     return TextMap(
         encoding.text, encoding.tokens, encoding.spans, encoding.special, encoding.truncated, weights
     )

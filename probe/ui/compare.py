@@ -30,7 +30,7 @@ def describe(screen: Screen, half: Half) -> dict[str, Any]:
     encoding, model = comparison.encoding, comparison.model
     heads = averaged(half, average)
     ours, theirs = (_mean(read, heads) for read in (comparison.from_scratch, comparison.from_model))
-    masked = forbidden(model, len(encoding), {layer for layer, _ in heads})
+    masked = forbidden(comparison, heads)
     where = {
         "head": f"layer {half.layer}, head {half.head}",
         "layer": f"layer {half.layer}, mean over its {len(heads)} heads",

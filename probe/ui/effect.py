@@ -84,7 +84,7 @@ def describe(place: Place) -> dict[str, Any]:
                 f"Mean weights of the {len(result.heads)} heads" if several else "The head's weights",
                 "weight",
                 maps.mean(0),
-                masked=forbidden(comparison.model, len(result.tokens), {layer for layer, _ in result.heads}),
+                masked=forbidden(comparison, result.heads),
                 note="as it is, before anything is changed",
             ),
             Panel(

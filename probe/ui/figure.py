@@ -15,13 +15,11 @@ from typing import Any
 
 import gradio as gr
 import numpy as np
-import torch
 from torch import Tensor
 
-from probe import MaskComparison, Model, Report
+from probe import Comparison, MaskComparison, Report
 from probe.tokens import Encoding
 from probe.ui.state import Options
-from probe.visibility import allowed_keys
 from probe.words import Words, group_words, single_tokens
 
 _MOUNT = """
@@ -87,18 +85,17 @@ def difference_range(report: Report) -> tuple[float, float]:
     return 10.0 ** (top - 5), 10.0**top
 
 
-def forbidden(model: Model, length: int, layers: Iterable[int], causal: bool | None = None) -> Tensor | None:
-    """(T, T), True where a query of none of these layers may attend; None where every cell is allowed.
-
-    Parameters
-    ----------
-    causal : the mask's direction; by default the one that the model was trained with.
-    """
-    causal = model.causal if causal is None else causal
-    windows = {model.sites[layer].window for layer in layers}
-    allowed = [allowed_keys(length, causal=causal, window=window) for window in windows]
-    masks = [mask for mask in allowed if mask is not None]
-    return ~torch.stack(masks).any(0) if len(masks) == len(allowed) else None
+def forbidden(
+    comparison: Comparison, heads: Iterable[tuple[int, int]], kind: str | None = None
+) -> Tensor | None:
+    """(T, T), True where a query of none of these heads may attend; None where every cell is allowed."""
+    anywhere = None
+    for layer, head in heads:
+        allowed = comparison.allowed(layer, head, kind)
+        if allowed is None:
+            return None
+        anywhere = allowed if anywhere is None else anywhere | allowed
+    return None if anywhere is None else ~anywhere
 
 
 def message(title: str, text: str, stamp: str) -> dict[str, Any]:

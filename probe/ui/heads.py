@@ -11,7 +11,7 @@ import gradio as gr
 import numpy as np
 from torch import Tensor, nn
 
-from probe import Comparison, FoundHeads, Model
+from probe import Comparison, FoundHeads
 from probe.finding import find_heads_of
 from probe.measures import MEASURES, Rollout, measures_of, rollout_of
 from probe.page import PRECISION, compact
@@ -76,15 +76,16 @@ def picture(place: Place) -> dict[str, Any]:
         "layers": model.num_layers,
         "heads": model.num_heads,
         "stamp": place.stamp(),
-        "masked": masked_cells(model, kept, side),
+        "masked": masked_cells(comparison, kept, side),
         **packed,
     }
 
 
-def masked_cells(model: Model, kept: Words, side: int) -> list[str]:
+def masked_cells(comparison: Comparison, kept: Words, side: int) -> list[str]:
     """For each layer the cells in which no query may attend to any key, as bits in base64, row by row."""
     layers = [
-        _bits(forbidden(model, kept.num_tokens, [layer]), kept, side) for layer in range(model.num_layers)
+        _bits(forbidden(comparison, [(layer, head) for head in range(count)]), kept, side)
+        for layer, count in enumerate(comparison.model.heads_per_layer)
     ]
     return layers if any(layers) else []
 
@@ -103,7 +104,7 @@ def measured(place: Place) -> dict[str, Any]:
     half = place.half()
     if half.comparison is None:
         return no_ranking()
-    found = measures_of(half.comparison.recording)
+    found = measures_of(half.comparison)
     return ranking(
         f"What each head of {found.model_name} does with this text",
         "Measures of all heads",
@@ -124,7 +125,7 @@ def measured(place: Place) -> dict[str, Any]:
 def find(comparison: Comparison, words: Sequence[str]) -> FoundHeads:
     """The heads by the weight that links the first word to the second, rather than to the third, if any."""
     from_word, to_word, versus = (limits.check_text(word).strip() for word in words)
-    return find_heads_of(comparison.recording, from_word, to_word, versus or None)
+    return find_heads_of(comparison, from_word, to_word, versus or None)
 
 
 def found_heads(place: Place, words: Sequence[str]) -> dict[str, Any]:
@@ -202,7 +203,7 @@ def rolled_out(place: Place, layer: float | None) -> tuple[dict[str, Any], Any]:
     half = place.half()
     if half.comparison is None:
         return message(half.title, half.problem, place.stamp("rollout")), gr.skip()
-    rollout = rollout_of(half.comparison.recording)
+    rollout = rollout_of(half.comparison)
     last = len(rollout.maps) - 1
     chosen = last if layer is None else min(max(int(layer), 0), last)
     drawn = token_figure(

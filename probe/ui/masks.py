@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import gradio as gr
-import torch
 
 from probe import MaskComparison
-from probe.ui.figure import Panel, figure_component, forbidden, message, token_figure
+from probe.ui.figure import Panel, figure_component, message, token_figure
 from probe.ui.state import STORE, Half, Screen, explain
 
 ID, LABEL = "masks", "Masks"
@@ -39,11 +38,8 @@ def describe(screen: Screen, half: Half) -> dict[str, Any]:
         return message(comparison.model.name, explain(error), screen.stamp(half))
     order = ("causal", "bidirectional") if result.trained_with == "causal" else ("bidirectional", "causal")
     maps = {"causal": result.causal, "bidirectional": result.bidirectional}
-    model, length = comparison.model, len(result.tokens)
-    masked = {kind: forbidden(model, length, [half.layer], kind == "causal") for kind in order}
-    everything = torch.ones(length, length, dtype=torch.bool)
-    masks = {kind: everything if closed is None else ~closed for kind, closed in masked.items()}
-    sees = _sees(model.sites[half.layer].window)
+    masks = {"causal": result.allowed("causal"), "bidirectional": result.allowed("bidirectional")}
+    sees = _sees(result.window)
     first, second = order
     return token_figure(
         comparison.model.name,
@@ -66,7 +62,7 @@ def describe(screen: Screen, half: Half) -> dict[str, Any]:
                     f"under {kind}",
                     maps[kind],
                     note=result.labels[kind],
-                    masked=masked[kind],
+                    masked=~masks[kind],
                 )
                 for kind in order
             ),

@@ -9,7 +9,7 @@ import gradio as gr
 import torch
 
 import probe
-from probe import Comparison, Model, TextComparison
+from probe import Comparison, TextComparison
 from probe.texts import TextMap, compare_texts_of
 from probe.ui import limits, widgets
 from probe.ui.figure import Axis, Panel, figure, figure_component, forbidden, message, token_figure
@@ -33,7 +33,7 @@ def describe(place: Place) -> list[dict[str, Any]]:
             _comparison(name, which, text, place.session.truncate)
             for which, text in (("first", place.asked.first), ("second", place.asked.second))
         )
-        result = compare_texts_of(first.recording, second.recording, place.layer, place.head)
+        result = compare_texts_of(first, second, place.layer, place.head)
     except Exception as error:
         return [message(full_name(name), explain(error), stamp), _NOTHING, _NOTHING]
     most = result.pairs[int(result.moved.argmax())] if result.pairs else (0, 0)
@@ -41,7 +41,7 @@ def describe(place: Place) -> list[dict[str, Any]]:
         _side(place, result, comparison, side, most[side], stamp)
         for side, comparison in enumerate((first, second))
     ]
-    return [*sides, _aligned(place, result, first.model, stamp)]
+    return [*sides, _aligned(place, result, (first, second), stamp)]
 
 
 def _comparison(name: str, which: str, text: str, truncate: bool) -> Comparison:
@@ -58,7 +58,7 @@ def _side(
 ) -> dict[str, Any]:
     shown = (result.first, result.second)[side]
     shared = {pair[side] for pair in result.pairs}
-    masked = forbidden(comparison.model, len(shown.tokens), [place.layer])
+    masked = forbidden(comparison, [(place.layer, place.head)])
     alone = [token for i, token in enumerate(shown.tokens) if i not in shared]
     return token_figure(
         ("First sentence", "Second sentence")[side],
@@ -74,15 +74,17 @@ def _side(
     )
 
 
-def _aligned(place: Place, result: TextComparison, model: Model, stamp: str) -> dict[str, Any]:
+def _aligned(
+    place: Place, result: TextComparison, comparisons: tuple[Comparison, Comparison], stamp: str
+) -> dict[str, Any]:
     title = "The tokens in both"
     if not result.pairs:
         return message(title, result.summary, stamp)
     rows, columns = (torch.tensor([pair[side] for pair in result.pairs]) for side in (0, 1))
     labels = [result.first.tokens[position] for position in rows.tolist()]
 
-    def side(title: str, short: str, shown: TextMap, kept: torch.Tensor) -> Panel:
-        masked = forbidden(model, len(shown.tokens), [place.layer])
+    def side(title: str, short: str, shown: TextMap, comparison: Comparison, kept: torch.Tensor) -> Panel:
+        masked = forbidden(comparison, [(place.layer, place.head)])
         masked = None if masked is None else masked[kept][:, kept]
         return Panel(title, short, shown.weights[kept][:, kept], masked=masked)
 
@@ -91,8 +93,8 @@ def _aligned(place: Place, result: TextComparison, model: Model, stamp: str) -> 
         Axis("query in both", labels, rows.tolist()),
         Axis("key in both", labels, rows.tolist()),
         [
-            side("In the first sentence", "first", result.first, rows),
-            side("In the second sentence", "second", result.second, columns),
+            side("In the first sentence", "first", result.first, comparisons[0], rows),
+            side("In the second sentence", "second", result.second, comparisons[1], columns),
             Panel("Change", "change", result.difference, "change", note="second minus first"),
             Panel(
                 "Weight that goes elsewhere",

@@ -16,8 +16,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
-from typing import Any
+from dataclasses import dataclass, field
 
 import torch
 
@@ -343,7 +342,7 @@ class Store:
                     return self._comparisons[key][0]
             comparison = probe.compare(model, text, truncate=truncate)
             with self._books:
-                self._comparisons[key] = (comparison, _size(comparison))
+                self._comparisons[key] = (comparison, comparison.nbytes)
                 while len(self._comparisons) > 1 and self.held_bytes > self._kept_bytes:
                     self._comparisons.popitem(last=False)
             return comparison
@@ -362,15 +361,6 @@ class Store:
     def held_bytes(self) -> int:
         """Memory that the kept comparisons take, about."""
         return sum(size for _, size in self._comparisons.values())
-
-
-def _size(comparison: probe.Comparison) -> int:
-    """Bytes in the tensors of a comparison."""
-    recording = comparison.recording
-    kept: list[Any] = [*comparison.recomputed]
-    for layer in recording.layers:
-        kept += [getattr(layer, part.name) for part in fields(layer)]
-    return sum(value.nbytes for value in kept if isinstance(value, torch.Tensor))
 
 
 STORE = Store()

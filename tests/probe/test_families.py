@@ -232,9 +232,10 @@ def test_a_kind_of_rotation_that_is_not_described(rope_type: str, tmp_path: Path
     assert model.family is None and model.num_layers == 3 and model.num_heads == 6
     report = probe.verify(model, TEXTS)
     assert report.passed and report.check == "from query and key" and len(report.heads) == 18
+    comparison = probe.compare(model, TEXTS[0])
     with pytest.raises(ProbeError) as error:
-        probe.compare(model, TEXTS[0])
-    one_sentence(error, model.name, 'kind of "llama"', "not described", "rope_type", "attend")
+        comparison.trace(0, 0, 1)
+    one_sentence(error, model.name, 'kind of "llama"', "not described", "rope_type", "can be seen")
     run = probe.attend(model, TEXTS[0])
     theirs = eager_maps(folder, TEXTS[0])
     for layer in range(3):

@@ -14,8 +14,9 @@ from transformers import MistralConfig, MistralModel
 from typer.testing import CliRunner
 
 import probe
-from probe.capture import encode_for, record
+from probe.capture import encode_for
 from probe.cli import app
+from probe.comparison import compare
 from probe.finding import HeadLink, _Search, find_heads, find_heads_of, locate, matches
 from probe.tables import found_table
 
@@ -74,8 +75,7 @@ def test_links_are_summed_over_the_key_and_averaged_over_the_query(
 def test_a_run_already_made_gives_the_same(bert: probe.Model, gpt2: probe.Model) -> None:
     for model in (bert, gpt2):
         fresh = find_heads(model, TROPHY, "it", "trophy", "suitcase")
-        recording = record(model, [encode_for(model, TROPHY)])
-        again = find_heads_of(recording, "it", "trophy", "suitcase")
+        again = find_heads_of(compare(model, TROPHY), "it", "trophy", "suitcase")
         weights = {(one.layer, one.head): one.weight for one in again.heads}
         for one in fresh.heads:
             assert weights[one.layer, one.head] == pytest.approx(one.weight, abs=2e-6)

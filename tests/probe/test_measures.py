@@ -24,6 +24,7 @@ from typer.testing import CliRunner
 import probe
 from probe.capture import encode_for, record
 from probe.cli import app
+from probe.comparison import compare, comparison_of
 from probe.measures import (
     MEASURES,
     HeadMeasure,
@@ -245,7 +246,7 @@ def test_every_head_of_a_model_as_by_loops(name: str, request: pytest.FixtureReq
 
 def test_a_run_already_made_gives_the_same(gpt2: probe.Model, bert: probe.Model) -> None:
     for model in (gpt2, bert):
-        recorded = measures_of(record(model, [encode_for(model, REPEATED)]))
+        recorded = measures_of(compare(model, REPEATED))
         run = measure_heads(model, REPEATED)
         assert replace(recorded, heads=()) == replace(run, heads=())
         for one, other in zip(recorded.heads, run.heads, strict=True):
@@ -256,7 +257,7 @@ def test_a_run_already_made_gives_the_same(gpt2: probe.Model, bert: probe.Model)
 def test_a_run_under_the_other_mask_is_measured_under_that_mask(gpt2: probe.Model) -> None:
     encoding = encode_for(gpt2, REPEATED)
     recording = record(gpt2, [encoding], causal=False)
-    measured = measures_of(recording)
+    measured = measures_of(comparison_of(recording))
     weights = recording.layers[2].weights[0, 3]
     head = next(one for one in measured.heads if (one.layer, one.head) == (2, 3))
     assert_same(head, by_loops(weights, encoding.ids, encoding.special, is_causal=False))
@@ -279,7 +280,7 @@ def test_heads_of_zero_weights_are_uniform_whatever_the_mask(
     assert size == 11
     for head in measure_heads(causal_model, REPEATED).heads:
         assert head.entropy == close(1.0) and head.distance == pytest.approx(size / 4, abs=1e-5)
-    recorded = measures_of(record(windowed, [encode_for(windowed, REPEATED)]))
+    recorded = measures_of(compare(windowed, REPEATED))
     for head in (*measure_heads(windowed, REPEATED).heads, *recorded.heads):
         # Queries 1 and 2 see two and three keys, the other eight see four.
         assert head.entropy == close(1.0)
@@ -355,7 +356,7 @@ def test_rollout_of_a_model(name: str, request: pytest.FixtureRequest) -> None:
         torch.testing.assert_close(
             rolled.weights(layer).sum(-1), torch.ones(size).double(), rtol=0, atol=1e-5
         )
-    again = rollout_of(record(model, [encode_for(model, REPEATED)]))
+    again = rollout_of(compare(model, REPEATED))
     torch.testing.assert_close(again.weights(model.num_layers - 1), expected, rtol=0, atol=1e-6)
     assert again.tokens == rolled.tokens == run.tokens
     if model.causal:

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 import probe
-from probe.capture import encode_for, record
+from probe.capture import encode_for
+from probe.comparison import compare
 from probe.texts import TextMap, _compared, align, compare_texts, compare_texts_of
 
 COFFEE, LAPTOP = "this coffee is great", "my laptop just died, great"
@@ -72,7 +73,7 @@ def test_a_causal_model_cannot_know_what_follows(gpt2: probe.Model, bert: probe.
 
 
 def test_runs_already_made_give_the_same(bert: probe.Model, gpt2: probe.Model) -> None:
-    first, second = (record(bert, [encode_for(bert, text)]) for text in (COFFEE, LAPTOP))
+    first, second = (compare(bert, text) for text in (COFFEE, LAPTOP))
     again, fresh = compare_texts_of(first, second, 2, 5), compare_texts(bert, COFFEE, LAPTOP, 2, 5)
     assert (again.pairs, again.first.tokens, again.second.text) == (fresh.pairs, fresh.first.tokens, LAPTOP)
     torch.testing.assert_close(again.moved, fresh.moved, rtol=0, atol=2e-6)
@@ -80,7 +81,7 @@ def test_runs_already_made_give_the_same(bert: probe.Model, gpt2: probe.Model) -
     # The maps of the other heads can be forgotten.
     size = len(again.first.tokens)
     assert again.first.weights.untyped_storage().nbytes() == 4 * size * size
-    other = record(gpt2, [encode_for(gpt2, COFFEE)])
+    other = compare(gpt2, COFFEE)
     with pytest.raises(probe.ProbeError, match="different models, all-MiniLM-L6-v2 and gpt2-stories"):
         compare_texts_of(first, other, 0, 0)
     with pytest.raises(probe.ProbeError, match="no head 12"):
