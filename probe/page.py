@@ -84,7 +84,8 @@ def page_html(run: Run, manifest: Mapping[str, Any] | None = None) -> bytes:
     }
     # Inside a script element only "<" can end it.
     content = json.dumps(data, ensure_ascii=True, allow_nan=False).replace("<", "\\u003c")
-    style, script = ((_ASSETS / name).read_text("utf-8") for name in ("page.css", "page.js"))
+    style, *scripts = ((_ASSETS / name).read_text("utf-8") for name in ("page.css", "bidi.js", "page.js"))
+    script = "".join(scripts)
     title = escape(f"{run.model_name}: all heads" if len(run.maps) > 1 else f"{run.model_name}: one head")
     # The policy lets nothing but these two run or load, even if something in the data should slip through.
     policy = f"default-src 'none'; img-src data:; style-src {_hash(style)}; script-src {_hash(script)}"

@@ -2,6 +2,9 @@
 // Everything that comes from a text or a model goes into the page as text, never as markup.
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
+  for (const kind of data.kinds) {
+    for (const axis of ["rows", "columns"]) kind[axis] = kind[axis].map(window.attentionIsolate);
+  }
   const STEPS = 1022;
   const NOT_A_NUMBER = 1023;
   const dark = window.matchMedia("(prefers-color-scheme: dark)");
@@ -281,7 +284,7 @@
     element("h1", {}, data.model),
     element("p", {}, `${data.source}; ${data.tokens} tokens. A row for each query, a column for each key.`),
     ...texts.map((text) => element("p", { class: "text" }, text)),
-    ...data.remarks.map((remark) => element("p", {}, remark)),
+    ...data.remarks.map((remark) => element("p", {}, window.attentionIsolate(remark))),
     element(
       "div",
       { class: "both" },

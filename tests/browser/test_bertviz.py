@@ -180,7 +180,7 @@ def test_tokens_are_text_and_nothing_else(visitor: Visitor, text: str) -> None:
         shown = "".join(inside.locator("#left text").evaluate_all("all => all.map(t => t.firstChild.data)"))
         assert re.sub(r"[^a-z]", "", shown.lower())  # something is drawn
         assert inside.locator("#vis img, #vis script, body > img, [onmouseover], [onerror]").count() == 0
-        assert inside.evaluate("() => document.scripts.length") == 5, name
+        assert inside.evaluate("() => document.scripts.length") == 6, name
 
 
 def test_the_frame_can_reach_neither_page_nor_network(visitor: Visitor) -> None:

@@ -11,7 +11,7 @@
     const list = make("ul", "dl-list");
     for (const offer of value.offers) {
       const line = make("li", "");
-      line.append(make("span", "dl-label", offer.label));
+      line.append(make("span", "dl-label", window.attentionIsolate(offer.label)));
       const buttons = make("span", "dl-formats");
       for (const format of offer.formats) {
         const button = make("button", "pg-button", format.toUpperCase());

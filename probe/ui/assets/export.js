@@ -124,7 +124,7 @@
   };
 
   const csv = (figure) => {
-    const { row, col } = figure.value;
+    const { row, col } = figure.props.value;
     const quote = (text) => '"' + String(text).replaceAll('"', '""') + '"';
     const maps = figure.panels.filter((panel) => panel.kind !== "bars");
     const bars = figure.panels.filter((panel) => panel.kind === "bars");

@@ -94,6 +94,17 @@
     return width;
   };
 
+  /* A figure's texts for showing: words from right to left keep to themselves. */
+  const isolate = window.attentionIsolate;
+  const forShowing = (value) => {
+    if (!value || !value.panels || !value.panels.length) return value && { ...value, notice: isolate(value.notice || "") };
+    const axis = (described) => ({ ...described, labels: described.labels.map(isolate) });
+    return {
+      ...value, row: axis(value.row), col: axis(value.col), label: isolate(value.label), notice: isolate(value.notice),
+      subtitle: isolate(value.subtitle), remarks: value.remarks.map(isolate),
+    };
+  };
+
   /* ------------------------------------------------------------------ figure */
 
   class Figure {
@@ -127,7 +138,7 @@
     /* ---- structure, rebuilt for each new value */
 
     show() {
-      const value = this.props.value;
+      const value = forShowing(this.props.value);
       this.root.replaceChildren();
       this.panels = [];
       this.chips = null;
@@ -312,7 +323,19 @@
         group.append(chip);
         return chip;
       });
+      this.keyChips = this.chips;
       strip.append(group);
+      if (value.strip.keys) {
+        // The keys are other tokens: a line of their own, shaded by the weights of the chosen query.
+        const keys = make("div", "af-chips");
+        this.keyChips = value.col.labels.map((label, i) => {
+          const chip = make("span", "af-chip af-read" + (value.strip.keys.special[i] ? " af-special" : ""));
+          chip.append(make("span", "", label), make("sub", "", String(value.col.index[i])));
+          keys.append(chip);
+          return chip;
+        });
+        strip.append(make("p", "af-faint", "looks at"), keys);
+      }
       this.root.append(strip);
     }
 
@@ -343,6 +366,8 @@
         chip.setAttribute("aria-checked", String(chosen));
         chip.tabIndex = chosen || (!this.pinned && i === 0) ? 0 : -1;
         chip.classList.toggle("af-query", Boolean(active) && active.row === i);
+      });
+      this.keyChips.forEach((chip, i) => {
         chip.classList.toggle("af-key", Boolean(active) && active.col === i);
         if (active && shades) {
           const colour = colourOf(shades, shades.values[active.row * this.cols + i], name);

@@ -4,6 +4,7 @@
 (() => {
   "use strict";
   const { make } = window.attentionParts;
+  const isolate = window.attentionIsolate;
   const STEPS = 1022;
   const NOT_A_NUMBER = 1023;
   const FONT = '12px ui-sans-serif, system-ui, "Segoe UI", Roboto, "Noto Sans", "Noto Sans CJK SC", "Noto Sans Arabic", ' +
@@ -66,13 +67,13 @@
     }
 
     show(value) {
-      this.value = value;
+      this.value = { ...value, labels: (value.labels || []).map(isolate) };
       this.maps = null;
       const box = make("section", "hd");
       box.append(make("h2", "hd-title", value.title));
       if (value.subtitle) box.append(make("p", "hd-sub", value.subtitle));
       for (const text of value.notices) {
-        const notice = make("p", "af-notice", text);
+        const notice = make("p", "af-notice", isolate(text));
         notice.setAttribute("role", "status");
         box.append(notice);
       }
@@ -355,7 +356,7 @@
   };
 
   window.attentionKinds.progress = (element, value) => {
-    const line = make("p", "hd-progress", value.text);
+    const line = make("p", "hd-progress", isolate(value.text));
     line.setAttribute("role", "status");
     line.dataset.painted = value.stamp;
     element.replaceChildren(line);
@@ -365,7 +366,7 @@
 
   const written = (value) => {
     if (value === null) return "–";
-    if (typeof value === "string") return value;
+    if (typeof value === "string") return isolate(value);
     return (value !== 0 && Math.abs(value) < 5e-4 ? value.toExponential(1) : value.toFixed(3)).replace("-", "−");
   };
 
@@ -383,7 +384,7 @@
     if (!value.columns) {
       element.replaceChildren();
       if (value.problem) {
-        const notice = make("p", "af-notice", value.problem);
+        const notice = make("p", "af-notice", isolate(value.problem));
         notice.setAttribute("role", "status");
         notice.dataset.painted = value.stamp;
         element.append(notice);
@@ -392,7 +393,7 @@
     }
     const box = make("div", "hd-list");
     if (value.title) box.append(make("h2", "hd-heading", value.title));
-    for (const line of value.lines) box.append(make("p", "af-remark", line));
+    for (const line of value.lines) box.append(make("p", "af-remark", isolate(line)));
     const scroll = make("div", "pg-scroll");
     scroll.tabIndex = 0;
     scroll.setAttribute("role", "region");
@@ -414,7 +415,7 @@
       });
       cell.append(button);
       line.append(cell);
-      return { cell, button, title: described.title };
+      return { cell, button, title: isolate(described.title) };
     });
     const fill = () => {
       cells.forEach(({ cell, button, title }, i) => {

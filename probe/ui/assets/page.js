@@ -56,7 +56,7 @@
     const lines = make("div", "pg-lines");
     for (const line of value.lines) {
       const row = make("p", "pg-line pg-" + line.kind);
-      row.append(make("span", "pg-mark", { good: "✓", bad: "✗", none: "–" }[line.kind]), make("span", "", line.text));
+      row.append(make("span", "pg-mark", { good: "✓", bad: "✗", none: "–" }[line.kind]), make("span", "", window.attentionIsolate(line.text)));
       lines.append(row);
     }
     box.append(lines, copyButton("Copy verdict", () => value.lines.map((line) => line.text).join("\n")));
@@ -85,7 +85,7 @@
     const body = make("tbody");
     for (const row of value.rows) {
       const line = make("tr", row.failed ? "pg-failed" : "");
-      for (const cell of row.cells) line.append(make("td", typeof cell === "number" ? "pg-num" : "", String(cell)));
+      for (const cell of row.cells) line.append(make("td", typeof cell === "number" ? "pg-num" : "", window.attentionIsolate(String(cell))));
       body.append(line);
     }
     grid.append(thead, body);

@@ -4,6 +4,7 @@
 (() => {
   "use strict";
   const { make, copyButton, saveButton } = window.attentionParts;
+  const isolate = window.attentionIsolate;
 
   const digits = (value) => {
     if (value === "-inf") return "−∞";
@@ -13,7 +14,7 @@
 
   const token = (trace, i) => {
     const span = make("span", "");
-    span.append(make("b", "af-token", trace.tokens[i]), make("sub", "", String(i)));
+    span.append(make("b", "af-token", isolate(trace.tokens[i])), make("sub", "", String(i)));
     return span;
   };
 
@@ -108,7 +109,7 @@
     const label = make("label", "st-query", "Query ");
     const select = make("select");
     value.trace.tokens.forEach((text, i) => {
-      const option = make("option", "", `${i}  ${text}`);
+      const option = make("option", "", `${i}  ${isolate(text)}`);
       option.value = String(i);
       option.selected = i === value.trace.query;
       select.append(option);

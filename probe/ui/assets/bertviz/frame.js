@@ -42,7 +42,11 @@
       title.textContent = "Head " + head;
       box.append(title);
     });
-    for (const text of svg.querySelectorAll(kind === "head" ? "g g text" : "text.token")) shorten(text, ROOM[kind]);
+    for (const text of svg.querySelectorAll(kind === "head" ? "g g text" : "text.token")) {
+      const isolated = attentionIsolate(text.textContent);
+      if (isolated !== text.textContent) text.textContent = isolated;
+      shorten(text, ROOM[kind]);
+    }
     if (!svg.hasAttribute("viewBox")) {
       const width = Math.max(WIDTH[kind], boxes.length * 20);
       svg.setAttribute("viewBox", `0 0 ${width} ${Math.ceil(parseFloat(svg.getAttribute("height"))) + 2}`);
