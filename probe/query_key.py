@@ -30,11 +30,17 @@ weights
     A = w_i ((1 - w_i) s_i + the sum of w_j s_j over the others), the largest of any row, is what the weights
     can be off by because of scores. Exponentials and divisions add 8 units, the sum over the keys sqrt(T):
     u (A + 8 + sqrt(T)).
+loops
+    Both sides of the weights take their products in the same way, and much of what is rounded cancels. The
+    loops are exact, and it doesn't: u (2 A + 8 + sqrt(T)).
 row sums
     u (8 + 2 sqrt(T)) from 1. Rows of a model with sinks must have the sum that ours have, and may be off by
     the weight of the sink besides, which is bounded as any weight.
 context
     The measured difference of the weights, summed over a row, times |v|; and u (8 + sqrt(T)) |v| for the sum.
+
+On the models of the README's table, with texts of up to 60 tokens, the worst error of a weight is 6 u, and
+the largest tolerance 52 u; a scale that is off by 1% moves weights by thousands of u.
 """
 
 from __future__ import annotations
@@ -233,7 +239,7 @@ def _add(findings: Findings, one: _Attention, texts: Sequence[int], keep: Keep |
             "row sums": (found["row_sum"][head], bound.row_sum),
         }
         if loops is not None:
-            error_and_bound["loops"] = (loops, bound.weights)
+            error_and_bound["loops"] = (loops, bound.loops)
         forbidden = None if found["forbidden"] is None else found["forbidden"][head]
         if forbidden is not None:
             error_and_bound["forbidden weight"] = (forbidden, 0.0)
@@ -281,6 +287,7 @@ class _Bounds:
     """How far one head's numbers may be off; see above."""
 
     weights: float
+    loops: float
     row_sum: float
     context: float
 
@@ -310,8 +317,12 @@ def _sizes(call: backend.Call, weights: Tensor, one: _Attention, real: Tensor | 
 def _bounds(call: backend.Call, found: dict[str, Any], head: int, u: float) -> _Bounds:
     sqrt_length, value = math.sqrt(call.shape[3]), found["value"][head]
     weights = u * (found["moved"][head] + 8 + sqrt_length)
-    row_sum = u * (8 + 2 * sqrt_length) + (0.0 if call.sinks is None else weights)
-    return _Bounds(weights, row_sum, found["row"][head] * value + u * (8 + sqrt_length) * value)
+    return _Bounds(
+        weights=weights,
+        loops=weights + u * found["moved"][head],
+        row_sum=u * (8 + 2 * sqrt_length) + (0.0 if call.sinks is None else weights),
+        context=found["row"][head] * value + u * (8 + sqrt_length) * value,
+    )
 
 
 def _loops_error(

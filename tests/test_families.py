@@ -42,6 +42,7 @@ def test_the_row_still_holds(family: Family) -> None:
     errors = {
         HEADINGS.index("Weights below"): row.capture_error,
         HEADINGS.index("Outputs below"): row.from_scratch_error,
+        HEADINGS.index("Errors below"): row.report and row.report.max_abs_error,
     }
     for index, (found, said) in enumerate(zip(row.cells(), stated()[family.name], strict=True)):
         error = errors.get(index)
@@ -71,20 +72,29 @@ def test_a_row_that_proves_nothing_is_refused(wrong: dict[str, object], message:
         families.check(row(**wrong))
 
 
-def test_a_deep_check_that_fails_is_refused(gpt2: Model) -> None:
+def test_a_check_that_fails_is_refused(gpt2: Model) -> None:
     report = verify(gpt2, "The cat sat on the mat.")
-    families.check(row(deep=report))
+    families.check(row(report=report))
     head = dataclasses.replace(report.heads[3], passed=False)
     failed = dataclasses.replace(report, passed=False, heads=(*report.heads[:3], head, *report.heads[4:]))
     with pytest.raises(AssertionError, match="bert: 1 of 36 heads of gpt2-stories do NOT agree"):
-        families.check(row(deep=failed))
+        families.check(row(report=failed))
 
 
-def test_deep_checks_are_of_the_families_that_are_described() -> None:
-    deep = {name for name, cells in stated().items() if cells[HEADINGS.index("Deep check")] == "yes"}
+def test_checks_from_the_weights_are_of_the_families_that_are_described() -> None:
+    checks = {name: cells[HEADINGS.index("Check")] for name, cells in stated().items()}
     types = {model_type for family in DESCRIBED for model_type in family.model_types}
     # CamemBERT is RoBERTa under another name, and has no row.
-    assert deep == types - {"camembert"}
+    assert {name for name, check in checks.items() if check == "from the weights"} == types - {"camembert"}
+    assert {name for name, check in checks.items() if check == "none"} == {
+        name for name, cells in stated().items() if cells[HEADINGS.index("Capture")] != "yes"
+    }
+    assert set(checks.values()) == {"from the weights", "from query and key", "none"}
+
+
+def test_texts_of_numbers_are_their_ids() -> None:
+    for text in families.drawn(12, 7):
+        assert families.numbers()(text)["input_ids"] == [int(word) for word in text.split()]
 
 
 def test_bounds_leave_room() -> None:

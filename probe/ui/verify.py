@@ -12,6 +12,7 @@ import torch
 
 import probe
 from probe import HeadCheck, Report
+from probe.report import FROM_WEIGHTS
 from probe.ui import limits, widgets
 from probe.ui.figure import Axis, Panel, difference_range, figure, figure_component, message
 from probe.ui.state import STORE, Screen, Session, explain, full_name
@@ -108,7 +109,7 @@ def listing(reports: Sequence[Report], title: str, report: str) -> dict[str, Any
         cell = check.worst
         cells: list[str | int] = [check.layer, check.head, "agrees" if check.passed else "differs"]
         cells += [
-            f"{error:.2e}"
+            "–" if error is None else f"{error:.2e}"
             for error in (
                 check.max_abs_error,
                 check.mean_abs_error,
@@ -241,15 +242,18 @@ def _pair(prefix: str) -> tuple[list[gr.HTML], list[gr.HTML]]:
 
 
 def _verdict(reports: Sequence[Report]) -> tuple[str, str]:
+    check = reports[0].check
+    # What is said above the picture is of a check from the weights.
+    how = "" if check == FROM_WEIGHTS else f" Checked {check}."
     failed = [number for number, report in enumerate(reports, 1) if not report.passed]
     errors = [report.max_abs_error for report in reports]
     largest = max(errors, key=lambda error: float("inf") if error != error else error)
     if failed:
         numbers = ", ".join(map(str, failed))
-        return "bad", f"{reports[0].model}: heads differ on texts {numbers}; at most {largest:.1e}."
+        return "bad", f"{reports[0].model}: heads differ on texts {numbers}; at most {largest:.1e}.{how}"
     return "good", (
         f"All {len(reports[0].heads)} heads of {reports[0].model} agree on {len(reports)} texts: "
-        f"largest difference {largest:.1e}."
+        f"largest difference {largest:.1e}.{how}"
     )
 
 

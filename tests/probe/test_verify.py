@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
+import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import product
@@ -19,7 +21,8 @@ from texts import SHORT_TEXTS, STORY, eager_maps, varied_texts
 from transformers import AutoModel, AutoTokenizer
 
 import probe
-from probe import Model, ProbeError, Report
+from probe import HeadCheck, LayerCheck, Model, ProbeError, Report
+from probe.report import FROM_WEIGHTS, Findings
 
 # How far the weights of a sound model may be off, by the number of tokens.
 FLOAT32_UP_TO_128, FLOAT32, FLOAT64 = 2e-6, 5e-6, 1e-13
@@ -440,3 +443,59 @@ def test_the_network_is_left_as_it_was(name: str) -> None:
     assert state() == before
     assert torch.equal(output(), first)
     assert all(torch.equal(value, weights[key]) for key, value in hf.state_dict().items())
+
+
+# --- several batches ----------------------------------------------------------------------------------------
+
+
+def head_check(report: Report, **more: Any) -> HeadCheck:
+    return dataclasses.replace(report.heads[3], **more)
+
+
+def test_several_batches_show_the_worst_of_each_number(gpt2: Model) -> None:
+    """A batch that fails by a small error doesn't hide the larger one of a batch that passes."""
+    report = probe.verify(gpt2, SENTENCE)
+    cell = report.heads[3].worst
+    fine = head_check(
+        report, max_abs_error=4e-6, tolerance=5e-6, mean_abs_error=1e-7, context_error=2e-6, loops_error=None
+    )
+    wrong = head_check(
+        report,
+        max_abs_error=3e-6,
+        tolerance=2e-6,
+        mean_abs_error=4e-7,
+        context_error=1e-6,
+        loops_error=1e-7,
+        worst=dataclasses.replace(cell, text=1),
+        failed=("weights",),
+        passed=False,
+    )
+    for order in ((fine, wrong), (wrong, fine)):
+        findings = Findings(gpt2, FROM_WEIGHTS, ())
+        for check, cells in zip(order, (100, 200) if order[0] is fine else (200, 100), strict=True):
+            findings.add_head(check, cells)
+        (found,) = findings.report().heads
+        assert (found.max_abs_error, found.tolerance, found.context_error) == (4e-6, 2e-6, 2e-6)
+        assert found.mean_abs_error == pytest.approx((1e-7 * 100 + 4e-7 * 200) / 300)
+        assert found.loops_error == 1e-7 and found.worst.text == 1
+        assert found.failed == ("weights",) and not found.passed
+        assert findings.report().max_abs_error == 4e-6
+
+
+def test_an_error_that_is_no_number_is_the_worst(gpt2: Model) -> None:
+    report = probe.verify(gpt2, SENTENCE)
+    findings = Findings(gpt2, FROM_WEIGHTS, ())
+    for error in (1e-6, float("nan"), 1e-3):
+        failed = ("weights",) if error != 1e-6 else ()
+        findings.add_head(head_check(report, max_abs_error=error, failed=failed, passed=not failed), 10)
+    (found,) = findings.report().heads
+    assert math.isnan(found.max_abs_error) and not found.passed
+
+
+def test_several_batches_of_a_layers_output(gpt2: Model) -> None:
+    findings = Findings(gpt2, FROM_WEIGHTS, ())
+    findings.add_head(probe.verify(gpt2, SENTENCE).heads[0], 10)
+    for error, tolerance in ((4e-6, 5e-6), (3e-6, 2e-6), (1e-6, 2e-6)):
+        findings.add_layer(LayerCheck(2, error, tolerance, error <= tolerance))
+    (found,) = findings.report().layers
+    assert (found.output_error, found.tolerance, found.passed) == (4e-6, 2e-6, False)
