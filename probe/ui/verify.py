@@ -21,9 +21,9 @@ ID, LABEL = "verify", "Verify"
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 _LEAD = """
-<p class="lead">Every head of every layer is computed a second time from the model's own weights, by code
-that shares nothing with the model's. A cell is the largest difference between the two over all pairs of
-tokens.</p>
+<p class="lead">Every head of every layer is computed a second time from the model's own weights (or from its
+queries and keys, where it isn't known where those lie), by code that shares nothing with the model's. A cell
+is the largest difference between the two over all pairs of tokens.</p>
 """
 _COLUMNS = (
     "layer",
