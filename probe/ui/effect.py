@@ -304,7 +304,7 @@ class Effect:
                 if isinstance(said, Ranking):
                     unit = "nats" if said.ablations[0].changes else "relative"
                     table = listing(said, unit, subject.stamp("ranking"))
-                    yield [widgets.progress(f"Done: {HOW[how]}.", "done"), table, *_buttons(False)]
+                    yield [widgets.progress(f"Done ({HOW[how]}).", "done"), table, *_buttons(False)]
                     return
                 line = widgets.progress(f"{said[0]} of {said[1]} heads …", f"at {said[0]}")
                 yield [line, gr.skip(), gr.skip(), gr.skip()]
