@@ -267,10 +267,12 @@ def _outcome(model: Model, encoding: Encoding, chosen: dict[int, list[int]], how
             # Layers may share their modules (ALBERT's): which one it is, the order of calls tells.
             sharing = [other.output.module is site.output.module for other in model.sites]
             turn = sum(sharing[:layer]), sum(sharing)
-            other = allowed_keys(
-                len(encoding), causal=not model.causal, window=site.window, device=model.device
-            )
-            for handle in _Switch(site, heads, how, other, turn).attach():
+            mask = None
+            if how == "other mask":
+                mask = allowed_keys(
+                    len(encoding), causal=not model.causal, window=site.window, device=model.device
+                )
+            for handle in _Switch(site, heads, how, mask, turn).attach():
                 stack.callback(handle.remove)
         result = (model.hf if rows else model.hf.base_model)(**inputs)
         if not hidden:  # a head for words that calls parts of the network past its front (OPT)
