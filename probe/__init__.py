@@ -13,7 +13,7 @@ from probe.finding import FoundHeads, find_heads
 from probe.masking import MaskComparison, compare_masks
 from probe.measures import HeadMeasures, Rollout, measure_heads, rollout
 from probe.models import Model, load
-from probe.prediction import Prediction, predict
+from probe.prediction import Prediction, Predictions, predict
 from probe.report import Cell, HeadCheck, LayerCheck, Report
 from probe.rerun import FromScratchRun, run_from_scratch
 from probe.texts import TextComparison, compare_texts
@@ -36,6 +36,7 @@ __all__ = [
     "MaskComparison",
     "Model",
     "Prediction",
+    "Predictions",
     "ProbeError",
     "Ranking",
     "Report",

@@ -9,6 +9,7 @@ import json
 import os
 import sys
 import warnings
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -308,19 +309,20 @@ def export(
         typer.Argument(
             metavar="FILE",
             parser=_expanded,
-            help="Ends in .json, .npz, .csv, .html, .xlsx, .png, .svg or .pdf: the format.",
+            help="Ends in .json, .npz, .csv, .parquet, .html, .xlsx, .png, .svg or .pdf: the format.",
         ),
     ],
     what: Annotated[
         str | None,
         typer.Option(
-            help="run, trace, masks, comparison, report, measures or rollout; by default trace for .xlsx, "
-            "else run."
+            help="run, trace, masks, comparison, report, measures, rollout, ablation, ranking, predictions "
+            "or from-scratch; by default trace for .xlsx, else run."
         ),
     ] = None,
     layer: Annotated[int | None, typer.Option(help="Layer, counted from 0; default: all, or 0.")] = None,
     head: Annotated[int | None, typer.Option(help="Head, counted from 0; default: all, or 0.")] = None,
     query: Annotated[int, typer.Option(help="For a trace: position of the query's token.")] = 0,
+    target: Target = None,
     pair: Pair = None,
     device: Device = None,
     dtype: Dtype = "float32",
@@ -328,37 +330,33 @@ def export(
 ) -> None:
     """Write a result to a file that says where it comes from; reproduce makes it again."""
     import probe
+    from probe.formats import FORMATS
 
     if head is not None and layer is None:
         raise typer.BadParameter("--head goes with --layer.")
     what = what or ("trace" if file.suffix.lower() == ".xlsx" else "run")
     loaded, given = _load(model, device, dtype), _with(text, pair)
     place = layer or 0, head or 0
-    chosen: dict[str, int | None] = {}
-    result: Any
-    if what == "run":
-        heads: Any = None if layer is None else [layer if head is None else (layer, head)]
-        result = probe.attend(loaded, given, heads, truncate=truncate)
-    elif what == "trace":
-        result = probe.trace(loaded, given, *place, query, truncate=truncate)
-    elif what == "masks":
-        result = probe.compare_masks(loaded, given, *place, truncate=truncate)
-    elif what == "comparison":
-        result = probe.compare(loaded, given, truncate=truncate)
-        chosen = {"layer": layer, "head": head}
-    elif what == "report":
-        result = probe.verify(loaded, given, truncate=truncate)
-    elif what == "measures":
-        result = probe.measure_heads(loaded, given, truncate=truncate)
-    elif what == "rollout":
-        result = probe.rollout(loaded, given, truncate=truncate)
-    else:
-        raise typer.BadParameter(
-            f"--what is run, trace, masks, comparison, report, measures or rollout, not {what}."
-        )
-    probe.export(result, file, model=loaded, **chosen)
-    beside = f", and its manifest beside it, {file}.json" if file.suffix in {".csv", ".pdf"} else ""
-    _tell(f"Wrote {file}{beside}.")
+    chosen: Any = None if layer is None else [layer if head is None else (layer, head)]
+    makers: dict[str, Callable[[], Any]] = {
+        "run": lambda: probe.attend(loaded, given, chosen, target=target, truncate=truncate),
+        "trace": lambda: probe.trace(loaded, given, *place, query, truncate=truncate),
+        "masks": lambda: probe.compare_masks(loaded, given, *place, truncate=truncate),
+        "comparison": lambda: probe.compare(loaded, given, target, truncate=truncate),
+        "report": lambda: probe.verify(loaded, given, target, truncate=truncate),
+        "measures": lambda: probe.measure_heads(loaded, given, truncate=truncate),
+        "rollout": lambda: probe.rollout(loaded, given, truncate=truncate),
+        "ablation": lambda: probe.ablate(loaded, given, chosen or [place], truncate=truncate),
+        "ranking": lambda: probe.rank_heads(loaded, given, truncate=truncate),
+        "predictions": lambda: probe.predict(loaded, given, truncate=truncate),
+        "from-scratch": lambda: probe.run_from_scratch(loaded, given, target=target, truncate=truncate),
+    }
+    if what not in makers:
+        raise typer.BadParameter(f"--what is one of {', '.join(makers)}, not {what}.")
+    one = {"layer": layer, "head": head} if what == "comparison" else {}
+    probe.export(makers[what](), file, model=loaded, **one)
+    beside = FORMATS[file.suffix.lower().removeprefix(".")].beside is not None
+    _tell(f"Wrote {file}{f', and its manifest beside it, {file}.json' if beside else ''}.")
 
 
 @app.command()

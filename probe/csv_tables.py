@@ -11,11 +11,9 @@ import csv
 import io
 import unicodedata
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 from torch import Tensor
 
-from probe.errors import ProbeError
 from probe.tokens import visible
 from probe.words import Words
 
@@ -67,22 +65,6 @@ def table_csv(header: Sequence[str], rows: Iterable[Sequence[str | float | int |
         writer.writerow([_cell(value) for value in row])
     # A file's name may hold bytes that are no text: they are spelled out.
     return buffer.getvalue().encode("utf-8-sig", errors="backslashreplace")
-
-
-def save_csv(content: bytes, path: str | Path) -> Path:
-    """Write the content of a CSV file.
-
-    Raises
-    ------
-    ProbeError
-        If the file can't be written.
-    """
-    path = Path(path)
-    try:
-        path.write_bytes(content)
-    except OSError as error:
-        raise ProbeError(f"{path} can't be written: {error.strerror}.") from None
-    return path
 
 
 def _cell(value: str | float | int | bool | None) -> str:

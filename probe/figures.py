@@ -16,7 +16,6 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import matplotlib
@@ -223,23 +222,6 @@ def figure_bytes(figure: Figure, format: str = "png") -> bytes:
     with _turn:
         figure.savefig(buffer, format=format, metadata={"Title": figure.get_label()})
     return buffer.getvalue()
-
-
-def save_figure(figure: Figure, path: str | Path) -> Path:
-    """Write a figure to a file whose name ends in .png, .svg or .pdf.
-
-    Raises
-    ------
-    ProbeError
-        If the name ends in anything else, or the file can't be written.
-    """
-    path = Path(path)
-    content = figure_bytes(figure, path.suffix.lower().removeprefix("."))
-    try:
-        path.write_bytes(content)
-    except OSError as error:
-        raise ProbeError(f"{path} can't be written: {error.strerror}.") from None
-    return path
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,7 +37,54 @@ class Prediction:
         }
 
 
-def predict(model: Model | str, text: Text, k: int = 5, *, truncate: bool = False) -> tuple[Prediction, ...]:
+@dataclass(frozen=True)
+class Predictions:
+    """What a model predicts for one text: a ``Prediction`` for each place. Made by ``predict``.
+
+    Attributes
+    ----------
+    model_name, source, text, tokens, truncated : as in a ``Run``.
+    k : how many candidates were asked for.
+    places : in the order of their positions; the predictions themselves can be indexed and iterated over.
+    """
+
+    model_name: str
+    source: str
+    text: Text
+    tokens: tuple[str, ...]
+    truncated: str | None
+    k: int
+    places: tuple[Prediction, ...]
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def __getitem__(self, index: int) -> Prediction:
+        return self.places[index]
+
+    def __iter__(self) -> Iterator[Prediction]:
+        return iter(self.places)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain numbers, strings and lists."""
+        return {
+            "model": self.model_name,
+            "source": self.source,
+            "text": self.text,
+            "tokens": list(self.tokens),
+            "truncated": self.truncated,
+            "predictions": [one.to_dict() for one in self.places],
+        }
+
+    def __str__(self) -> str:
+        def line(one: Prediction) -> str:
+            words = ", ".join(f'"{text}" {probability:.1%}' for text, probability in one.candidates)
+            return f"position {one.position}: {words}"
+
+        return "\n".join([f"{self.model_name} predicts:", *map(line, self.places)])
+
+
+def predict(model: Model | str, text: Text, k: int = 5, *, truncate: bool = False) -> Predictions:
     """The ``k`` likeliest next tokens; for a masked language model, the likeliest words for each ``[MASK]``.
 
     Raises
@@ -52,15 +100,16 @@ def predict(model: Model | str, text: Text, k: int = 5, *, truncate: bool = Fals
         raise ProbeError(
             f"{model.name} has no head for words, so it predicts none; its attention can be looked at."
         )
-    recording = record(model, [encode_for(model, text, truncate=truncate)], logits=True)
-    predictions = predictions_of(recording, k)
-    if not predictions:
+    encoding = encode_for(model, text, truncate=truncate)
+    places = predictions_of(record(model, [encoding], logits=True), k)
+    if not places:
         raise ProbeError(f"There is nothing to predict: put {model.tokenizer.mask_token} in the text.")
-    shares = [share for prediction in predictions for _, share in prediction.candidates]
-    problem = nonfinite(model.name, shares)
+    problem = nonfinite(model.name, (share for place in places for _, share in place.candidates))
     if problem:
         raise ProbeError(problem)
-    return predictions
+    return Predictions(
+        model.name, model.source, encoding.text, encoding.tokens, encoding.truncated, k, places
+    )
 
 
 def predictions_of(recording: Recording, k: int = 5) -> tuple[Prediction, ...]:

@@ -303,7 +303,7 @@ class Findings:
             source=model.source,
             revision=model.revision,
             sha256=model.sha256,
-            device=_device_name(model.device),
+            device=device_name(model.device),
             dtype=str(model.dtype).removeprefix("torch."),
             backend="eager",
             matmul_precision="highest",
@@ -340,7 +340,8 @@ def largest(*values: Any) -> Any:
     return max(numbers, key=nan_is_worst) if numbers else None
 
 
-def _device_name(device: torch.device) -> str:
+def device_name(device: torch.device) -> str:
+    """The device, with its name if it is a GPU."""
     return f"{device} ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else str(device)
 
 

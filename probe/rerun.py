@@ -23,7 +23,9 @@ class FromScratchRun:
     Attributes
     ----------
     model_name, source : which model.
-    text, tokens, truncated : as in a ``Run``; T tokens, of the target if there is one.
+    text, truncated : as in a ``Run``.
+    target : the decoder's text, for a model with an encoder and a decoder.
+    tokens : T tokens, of the target if there is one.
     what : "logits" for a model with a head for words, else "last hidden state".
     from_scratch, model : (T, vocabulary) or (T, d_model), on the CPU.
     """
@@ -31,6 +33,7 @@ class FromScratchRun:
     model_name: str
     source: str
     text: Text
+    target: str | None
     tokens: tuple[str, ...]
     truncated: str | None
     what: str
@@ -83,6 +86,7 @@ def run_from_scratch(
         model_name=model.name,
         source=model.source,
         text=text,
+        target=target,
         tokens=shown.tokens,
         truncated=cuts(encoding, targets[0] if targets else None),
         what="logits" if model.predicts_words else "last hidden state",

@@ -6,6 +6,7 @@ address in every sheet of T x T numbers, so the way of one weight can be followe
 
 from __future__ import annotations
 
+import io
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from torch import Tensor
 from xlsxwriter.utility import xl_col_to_name, xl_range_abs, xl_rowcol_to_cell
 
 from attention.examples import MaskedScores, ProjectedSentence
+from probe.disk import save
 from probe.errors import ProbeError
 from probe.nonfinite import nonfinite
 from probe.tracing import HeadNumbers, Role, Trace
@@ -53,7 +55,17 @@ def to_workbook(what: Trace | HeadNumbers, path: str | os.PathLike[str]) -> Path
         If there are more than ``MAX_TOKENS`` tokens, a number is NaN or infinite, which a spreadsheet can't
         hold, or the file can't be written.
     """
-    numbers = what.numbers if isinstance(what, Trace) else what
+    return save(Path(path), workbook_bytes(what.numbers if isinstance(what, Trace) else what))
+
+
+def workbook_bytes(numbers: HeadNumbers) -> bytes:
+    """The content of the file that ``to_workbook`` writes.
+
+    Raises
+    ------
+    ProbeError
+        If there are more than ``MAX_TOKENS`` tokens.
+    """
     if len(numbers.tokens) > MAX_TOKENS:
         raise ProbeError(
             f"The text has {len(numbers.tokens)} tokens; a workbook takes at most {MAX_TOKENS}, as it has "
@@ -65,15 +77,12 @@ def to_workbook(what: Trace | HeadNumbers, path: str | os.PathLike[str]) -> Path
     )
     if problem:
         raise ProbeError(f"A workbook can't be made: {problem}")
-    path = Path(path)
     # Text that looks like a formula, a number or a link stays text.
     options = {"strings_to_formulas": False, "strings_to_numbers": False, "strings_to_urls": False}
-    try:
-        with xlsxwriter.Workbook(str(path), options) as book:
-            _Writer(book, numbers).write()
-    except (OSError, xlsxwriter.exceptions.FileCreateError) as error:
-        raise ProbeError(f"{path} can't be written: {error}.") from None
-    return path
+    content = io.BytesIO()
+    with xlsxwriter.Workbook(content, {**options, "in_memory": True}) as book:
+        _Writer(book, numbers).write()
+    return content.getvalue()
 
 
 def example_numbers(example: ProjectedSentence | MaskedScores) -> HeadNumbers:

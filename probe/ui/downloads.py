@@ -29,8 +29,8 @@ from probe import (
     TextComparison,
     Trace,
 )
-from probe.files import formats_of
-from probe.manifest import Result
+from probe.formats import formats_of
+from probe.results import Result
 from probe.ui import heads, masks, widgets
 from probe.ui.state import Half, Screen, explain
 

@@ -184,7 +184,10 @@ def test_the_home_folder_in_quotes(run: Run, tmp_path: Path, monkeypatch: pytest
     code, _, err = run("export", "gpt2", "One day", "~/map.json", "--layer", "0", "--head", "1")
     assert code == 0 and err == f"Wrote {tmp_path / 'map.json'}.\n"
     assert run("reproduce", "~/map.json")[0] == 0
-    assert "can't be read: No such file" in run("reproduce", "~nobody-of-this-name/map.json")[2]
+    assert (
+        "There is no file ~nobody-of-this-name/map.json: check"
+        in run("reproduce", "~nobody-of-this-name/map.json")[2]
+    )
 
 
 def test_models(run: Run) -> None:

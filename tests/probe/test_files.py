@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import csv
+import importlib.util
 import io
 import json
 import re
@@ -19,27 +20,36 @@ from typing import Any
 
 import numpy as np
 import openpyxl
+import pyarrow
 import pytest
 import torch
 import transformers
+from pyarrow import parquet
 
 import probe
 import tiny
-from probe import Model, ProbeError, files, page
+from probe import Model, ProbeError, formats, page
+from probe.report import finite
+from probe.results import KINDS, digest, numbers_of
 
 ROOT = Path(__file__).parents[2]
 TEXT = "=1+1 said the girl </script>"
+PICTURES = ["png", "svg", "pdf"]
 FORMATS = {
-    "run": ["json", "npz", "html"],
-    "one head": ["json", "csv", "html", "png", "svg", "pdf"],
+    "run": ["json", "npz", "html", "parquet"],
+    "one head": ["json", "npz", "csv", "html", "parquet", *PICTURES],
     "trace": ["json", "npz", "csv", "xlsx"],
-    "masks": ["json", "npz", "csv", "png"],
-    "comparison": ["json", "npz", "csv", "svg"],
-    "report": ["json", "npz", "csv", "png"],
-    "texts": ["json", "csv", "png"],
-    "measures": ["json", "csv"],
-    "rollout": ["npz", "csv", "svg", "json"],
-    "found": ["json", "csv"],
+    "masks": ["json", "npz", "csv", *PICTURES],
+    "comparison": ["json", "npz", "csv", *PICTURES],
+    "report": ["json", "npz", "csv", "parquet", *PICTURES],
+    "texts": ["json", "npz", "csv", *PICTURES],
+    "measures": ["json", "npz", "csv", "parquet"],
+    "rollout": ["json", "npz", "csv", *PICTURES],
+    "found": ["json", "npz", "csv", "parquet"],
+    "ablation": ["json", "npz", "csv"],
+    "ranking": ["json", "npz", "csv", "parquet"],
+    "predictions": ["json", "npz", "csv"],
+    "from scratch": ["json", "npz"],
 }
 CASES = [(what, suffix) for what, suffixes in FORMATS.items() for suffix in suffixes]
 
@@ -49,7 +59,7 @@ def results(bert: Model, gpt2: Model) -> dict[str, Any]:
     return {
         "run": probe.attend(gpt2, TEXT),
         "one head": probe.attend(bert, ("a pair", TEXT), [(1, 2)]),
-        "trace": probe.trace(bert, TEXT, 3, 1, 2),
+        "trace": probe.trace(gpt2, TEXT, 3, 1, 2),
         "masks": probe.compare_masks(gpt2, TEXT, 4, 5, whole_model=True),
         "comparison": probe.compare(gpt2, TEXT),
         "report": probe.verify(gpt2, [TEXT, "another text"]),
@@ -57,7 +67,23 @@ def results(bert: Model, gpt2: Model) -> dict[str, Any]:
         "measures": probe.measure_heads(gpt2, TEXT),
         "rollout": probe.rollout(bert, TEXT),
         "found": probe.find_heads(bert, TEXT, "girl", "said", versus="the"),
+        "ablation": probe.ablate(gpt2, TEXT, [(4, 5), (1, 2)], "mean"),
+        "ranking": probe.rank_heads(gpt2, TEXT, "mean"),
+        "predictions": probe.predict(gpt2, TEXT, 7),
+        "from scratch": probe.run_from_scratch(bert, TEXT),
     }
+
+
+def test_everything_that_a_function_returns_can_be_exported() -> None:
+    """Each public class with the model and text of a result is one, but for ``Model`` itself."""
+    named = {getattr(probe, name) for name in probe.__all__}
+    of_a_model = {kind for kind in named if "model_name" in getattr(kind, "__dataclass_fields__", {})}
+    assert of_a_model | {probe.Report, probe.Comparison, probe.Ranking} == set(KINDS.values())
+    exported = {kind for kinds in FORMATS.values() for kind in kinds}
+    assert exported == set(formats.FORMATS)
+    for what, suffixes in FORMATS.items():
+        if what not in ("run", "one head"):
+            assert set(suffixes) == set(formats.formats_of(KINDS[what]))
 
 
 @pytest.fixture(scope="module")
@@ -120,94 +146,121 @@ def test_one_process_exports_and_another_says_that_a_number_was_changed(tmp_path
     assert "holds no manifest" in done.stderr and "Traceback" not in done.stderr
 
 
-# ---- one changed number
+# ---- one changed number, the first or the last of the file
 
 
-def change_json(path: Path, by: float) -> None:
+def change_json(path: Path, by: float, last: bool = False) -> None:
     content = json.loads(path.read_text("utf-8"))
-    name = sorted(content["numbers"])[0]
-    row = content["numbers"][name]
-    while isinstance(row[0], list):
-        row = row[0]
-    row[0] += by
+    blocks = {name: np.array(one, dtype=np.float64) for name, one in content["numbers"].items()}
+    name = one_of(blocks, last)
+    change(blocks[name], by, last)
+    content["numbers"][name] = finite(blocks[name].tolist())
     path.write_text(json.dumps(content))
 
 
-def change_npz(path: Path, by: float) -> None:
+def change_npz(path: Path, by: float, last: bool = False) -> None:
     with np.load(path) as archive:
         arrays = dict(archive)
-    name = sorted(set(arrays) - {"manifest"})[-1]
-    arrays[name].reshape(-1)[0] += by
+    name = one_of({name: one for name, one in arrays.items() if name != "manifest"}, last)
+    arrays[name] = arrays[name].copy()
+    change(arrays[name], by, last)
     np.savez(path, **arrays)
 
 
-def change_csv(path: Path, by: float) -> None:
+def one_of(blocks: dict[str, np.ndarray], last: bool) -> str:
+    """The first or last block that holds a number."""
+    return sorted(name for name, block in blocks.items() if np.isfinite(block).any())[-last]
+
+
+def change(block: np.ndarray, by: float, last: bool) -> None:
+    """The first or last number of a block that is one."""
+    flat = block.reshape(-1)
+    places = np.flatnonzero(np.isfinite(flat))
+    flat[places[-last]] += by
+
+
+def change_csv(path: Path, by: float, last: bool = False) -> None:
     rows = list(csv.reader(io.StringIO(path.read_text("utf-8-sig"), newline="")))
-    column = max(index for index, cell in enumerate(rows[2]) if cell and not cell.startswith("["))
-    rows[2][column] = repr(float(rows[2][column]) + by)
+    row = rows[-1 if last else 1]
+    numbers = [index for index, cell in enumerate(row) if re.fullmatch(r"-?[\d.]+(e-?\d+)?", cell)]
+    row[numbers[-last]] = repr(float(row[numbers[-last]]) + by)
     text = io.StringIO()
     csv.writer(text).writerows(rows)
     path.write_bytes(text.getvalue().encode("utf-8-sig"))
 
 
-def change_html(path: Path, by: float) -> None:
+def change_parquet(path: Path, by: float, last: bool = False) -> None:
+    table = parquet.read_table(path)
+    place = table.num_columns - 1 if last else 0
+    column = table.column(place).cast(pyarrow.float64()).to_numpy(zero_copy_only=False).copy()
+    change(column, by, last)
+    column = pyarrow.array(column, from_pandas=True)
+    parquet.write_table(table.set_column(place, table.column_names[place], column), path)
+
+
+def change_html(path: Path, by: float, last: bool = False) -> None:
     """One bit of one code: less than a thousandth."""
     content = path.read_text("utf-8")
-    packed = re.search(r'"maps": \["([^"]*)"', content)
+    packed = re.search(r'"([^"]*)"\]\}' if last else r'"maps": \["([^"]*)"', content)
     assert packed is not None
     raw = bytearray(base64.b64decode(packed[1]))
     raw[0] ^= 1
     path.write_text(content.replace(packed[1], base64.b64encode(raw).decode()), "utf-8")
 
 
-def change_xlsx(path: Path, by: float) -> None:
-    """The stored value of one formula, as a spreadsheet program would have left it."""
+def change_xlsx(path: Path, by: float, last: bool = False) -> None:
+    change_sheet(path, by, "difference" if last else "query")
+
+
+def change_sheet(path: Path, by: float, name: str) -> None:
+    """One stored value, in a formula's cell as a spreadsheet program would have left it."""
     source = path.read_bytes()
     with zipfile.ZipFile(io.BytesIO(source)) as old, zipfile.ZipFile(path, "w") as new:
         sheets = openpyxl.load_workbook(io.BytesIO(source)).sheetnames
-        wanted = f"xl/worksheets/sheet{sheets.index('weights') + 1}.xml"
-        for name in old.namelist():
-            content = old.read(name)
-            if name == wanted:
-                found = re.search(rb"</f><v>([^<]*)</v>", content)
+        wanted = f"xl/worksheets/sheet{sheets.index(name) + 1}.xml"
+        for part in old.namelist():
+            content = old.read(part)
+            if part == wanted:
+                # The fourth row and third column are the first of every block.
+                found = re.search(rb'(<c r="C4".*?<v>)([^<]*)</v>', content)
                 assert found is not None
-                changed = b"</f><v>%r</v>" % (float(found[1]) + by)
+                changed = b"%s%r</v>" % (found[1], float(found[2]) + by)
                 content = content.replace(found[0], changed, 1)
-            new.writestr(name, content)
+            new.writestr(part, content)
 
 
-def change_svg(path: Path, by: float) -> None:
-    path.write_text(with_changed_block(path.read_text("utf-8"), by), "utf-8")
+def change_svg(path: Path, by: float, last: bool = False) -> None:
+    path.write_text(with_changed_block(path.read_text("utf-8"), by, last), "utf-8")
 
 
-def change_pdf(path: Path, by: float) -> None:
-    change_svg(path.with_name(path.name + ".json"), by)
+def change_pdf(path: Path, by: float, last: bool = False) -> None:
+    change_svg(path.with_name(path.name + ".json"), by, last)
 
 
-def change_png(path: Path, by: float) -> None:
+def change_png(path: Path, by: float, last: bool = False) -> None:
     """In the chunk, whose length and checksum are made anew."""
     content = path.read_bytes()
     start = content.index(b"iTXtattention-probe")
     (length,) = struct.unpack(">I", content[start - 4 : start])
     head = b"attention-probe\0\1\0\0\0"
     text = zlib.decompress(content[start + 4 + len(head) : start + 4 + length]).decode()
-    body = head + zlib.compress(with_changed_block(text, by).encode())
+    body = head + zlib.compress(with_changed_block(text, by, last).encode())
     chunk = struct.pack(">I", len(body)) + b"iTXt" + body + struct.pack(">I", zlib.crc32(b"iTXt" + body))
     path.write_bytes(content[: start - 4] + chunk + content[start + 8 + length :])
 
 
-def with_changed_block(text: str, by: float) -> str:
-    found = re.search(r'"dtype": "(?:<|&lt;)(f[48])", "zlib": "([^"]*)"', text)
-    assert found is not None
-    values = np.frombuffer(zlib.decompress(base64.b64decode(found[2])), f"<{found[1]}").copy()
-    values[0] += by
-    return text.replace(found[2], base64.b64encode(zlib.compress(values.tobytes())).decode())
+def with_changed_block(text: str, by: float, last: bool) -> str:
+    found = re.findall(r'"dtype": "(?:<|&lt;)(f[48])", "zlib": "([^"]*)"', text)
+    kind, packed = found[-last]
+    values = np.frombuffer(zlib.decompress(base64.b64decode(packed)), f"<{kind}").copy()
+    change(values, by, last)
+    changed = base64.b64encode(zlib.compress(values.tobytes())).decode()
+    before, after = text.rsplit(packed, 1) if last else text.split(packed, 1)
+    return before + changed + after
 
 
-CHANGES: dict[str, Callable[[Path, float], None]] = {
-    name.removeprefix("change_"): function
-    for name, function in globals().items()
-    if name.startswith("change_")
+CHANGES: dict[str, Callable[..., None]] = {
+    suffix: globals()[f"change_{suffix}"] for suffix in formats.FORMATS
 }
 
 
@@ -224,33 +277,82 @@ def copy(exported: dict[tuple[str, str], Path], tmp_path: Path) -> Callable[[str
 
 
 @pytest.mark.parametrize(
-    ("what", "suffix"),
-    [
-        ("run", "json"),
-        ("run", "npz"),
-        ("run", "html"),
-        ("one head", "csv"),
-        ("one head", "png"),
-        ("one head", "svg"),
-        ("one head", "pdf"),
-        ("trace", "xlsx"),
-        ("trace", "csv"),
-        ("masks", "json"),
-        ("comparison", "npz"),
-        ("report", "json"),
-        ("texts", "csv"),
-        ("measures", "csv"),
-        ("rollout", "svg"),
-        ("found", "json"),
-    ],
+    "last", [pytest.param(False, id="first"), pytest.param(True, id="last", marks=pytest.mark.slow)]
 )
-def test_one_changed_number_makes_it_fail(copy: Callable[[str, str], Path], what: str, suffix: str) -> None:
+@pytest.mark.parametrize(("what", "suffix"), CASES)
+def test_one_changed_number_makes_it_fail(
+    copy: Callable[[str, str], Path], what: str, suffix: str, last: bool
+) -> None:
     path = copy(what, suffix)
-    CHANGES[suffix](path, 2e-3)
+    CHANGES[suffix](path, 2e-3, last)
     result = probe.reproduce(path)
-    assert not result.holds and "do NOT hold" in result.verdict
-    if suffix != "html":  # there one bit is less than the tolerance, and only the digest shows it
+    assert not result.holds
+    if suffix == "html":  # one bit is less than the tolerance, and only the digest shows it
+        assert CHANGED in result.reasons
+    else:
         assert result.max_difference > result.tolerance
+        assert not result.numbers_hold and "do NOT hold" in result.verdict and "in the file" in result.verdict
+
+
+CHANGED = "The file was changed after it was written: its contents don't have their digest."
+
+
+def test_each_block_of_a_workbook_is_looked_at(copy: Callable[[str, str], Path]) -> None:
+    blocks = "inputs W_query query W_key key W_value value scores scaled mask masked row_maximum exponentials"
+    path = copy("trace", "xlsx")
+    names = [*blocks.split(), "row_sum", "weights", "context", "model_weights", "difference"]
+    for name in names:
+        change_sheet(path, 1e-3, name)
+    result = probe.reproduce(path)
+    assert not result.numbers_hold
+    assert sorted(reason.split(" at 0, 0: ")[0] for reason in result.reasons) == sorted(names)
+
+
+def test_text_of_a_table_is_looked_at(copy: Callable[[str, str], Path]) -> None:
+    path = copy("one head", "parquet")
+    table = parquet.read_table(path)
+    tokens = table.column("query_token").to_pylist()
+    tokens[0] = "[SEP]"
+    parquet.write_table(table.set_column(3, "query_token", pyarrow.array(tokens)), path)
+    assert any(reason.startswith("query_token (text") for reason in probe.reproduce(path).reasons)
+    path = copy("predictions", "csv")
+    rows = list(csv.reader(io.StringIO(path.read_text("utf-8-sig"), newline="")))
+    rows[1][2] += "x"
+    text = io.StringIO()
+    csv.writer(text).writerows(rows)
+    path.write_bytes(text.getvalue().encode("utf-8-sig"))
+    assert not probe.reproduce(path).numbers_hold
+
+
+@pytest.mark.parametrize(("what", "suffix"), [("one head", "csv"), ("trace", "xlsx"), ("masks", "json")])
+def test_a_file_cant_choose_its_tolerance(
+    copy: Callable[[str, str], Path], results: dict[str, Any], what: str, suffix: str
+) -> None:
+    """The one of bfloat16 is the largest that a manifest may name."""
+    path = copy(what, suffix)
+    if suffix == "xlsx":
+        fields = formats.FORMATS["xlsx"].unpack(path.read_bytes(), b"")["manifest"]
+        path.write_bytes(formats.workbooks.pack(b"", results[what], fields | {"agreement": 0.05}, {}))
+    else:
+        place = path.with_name(f"{path.name}.json") if suffix == "csv" else path
+        content = json.loads(place.read_text("utf-8"))
+        content["manifest"]["agreement"] = 0.05
+        place.write_text(json.dumps(content))
+    CHANGES[suffix](path, 1e-3)
+    if suffix == "json":
+        sign(path)
+    result = probe.reproduce(path)
+    assert result.tolerance == 1e-5 and result.manifest.agreement == 0.05
+    assert not result.numbers_hold and 1e-4 < result.max_difference < 1.1e-3
+
+
+def sign(path: Path) -> None:
+    """Make the digest of a JSON file anew, as anyone can."""
+    content = json.loads(path.read_text("utf-8"))
+    numbers = {name: np.array(one, dtype=np.float64) for name, one in content["numbers"].items()}
+    del content["manifest"]["digest"]
+    content["manifest"]["digest"] = digest(content["manifest"], numbers)
+    path.write_text(json.dumps(content))
 
 
 @pytest.mark.parametrize("suffix", ["json", "npz"])
@@ -259,32 +361,58 @@ def test_the_digest_shows_a_change_below_the_tolerance(copy: Callable[[str, str]
     CHANGES[suffix](path, 1e-7)
     result = probe.reproduce(path)
     assert not result.holds and result.max_difference < result.tolerance
-    assert result.reasons == (
-        "The file was changed after it was written: its contents don't have their digest.",
+    assert result.numbers_hold and result.reasons == (CHANGED,)
+    assert result.verdict == (
+        f"{path.name}: the numbers of gpt2-stories hold (largest difference {result.max_difference:.1e}, "
+        f"tolerance 1.0e-05), but something else does NOT. {CHANGED}"
     )
 
 
 @pytest.mark.parametrize(
-    ("field", "value"),
+    ("field", "value", "numbers_hold", "reason"),
     [
-        ("layer", 3),
-        ("texts", ["=1+1 said the boy"]),
-        ("max_abs_error", 0.5),
-        ("sha256", "0" * 64),
-        ("passed", False),
+        ("layer", 3, False, "causal at "),
+        ("texts", ["=1+1 said the boy"], False, "Its tokens are others than those made again."),
+        ("max_abs_error", 0.5, True, "max_abs_error: 0.5 in the file, "),
+        ("mask", "bidirectional", True, "mask: bidirectional in the file, causal made again."),
+        (
+            "sha256",
+            "0" * 64,
+            False,
+            "The weights of gpt2-stories here are others than the file says: sha256 ",
+        ),
+        ("passed", False, True, "The model did not pass verification then, and passed now."),
     ],
 )
-def test_a_changed_field_makes_it_fail(copy: Callable[[str, str], Path], field: str, value: object) -> None:
+def test_a_changed_field_makes_it_fail(
+    copy: Callable[[str, str], Path], field: str, value: object, numbers_hold: bool, reason: str
+) -> None:
     path = copy("masks", "json")
     content = json.loads(path.read_text("utf-8"))
     assert content["manifest"][field] != value
     content["manifest"][field] = value
-    # Someone who makes the digest anew as well still can't make it hold.
-    numbers = {name: np.array(one) for name, one in content["numbers"].items()}
-    del content["manifest"]["digest"]
-    content["manifest"]["digest"] = files.digest(content["manifest"], numbers)
     path.write_text(json.dumps(content))
-    assert not probe.reproduce(path).holds
+    sign(path)  # which doesn't help
+    result = probe.reproduce(path)
+    assert not result.holds and result.numbers_hold == numbers_hold
+    assert result.reasons[0].startswith(reason)
+    assert ("the numbers of gpt2-stories hold (largest" in result.verdict) == numbers_hold
+    assert result.verdict.endswith(result.reasons[0])
+
+
+def test_what_was_edited_is_named(copy: Callable[[str, str], Path]) -> None:
+    path = copy("one head", "csv")
+    beside = path.with_name(f"{path.name}.json")
+    content = json.loads(beside.read_text("utf-8"))
+    content["manifest"]["python"] = "print(1)"
+    content["manifest"]["source"] = "elsewhere"
+    beside.write_text(json.dumps(content))
+    result = probe.reproduce(path)
+    assert result.holds  # the numbers are those of the model that it names
+    assert [note.split(" in the file")[0] for note in result.notes] == [
+        "source: 'elsewhere'",
+        "python: 'print(1)'",
+    ]
 
 
 def test_an_edited_input_of_a_workbook_fails(copy: Callable[[str, str], Path]) -> None:
@@ -362,8 +490,8 @@ def test_the_python_in_the_manifest_gives_the_result(
     exec(manifest["python"], names)
     again, result = names["result"], results[what]
     assert type(again) is type(result)
-    for name, block in files.numbers_of(result).items():
-        assert np.array_equal(files.numbers_of(again)[name], block, equal_nan=True), name
+    for name, block in numbers_of(result).items():
+        assert np.array_equal(numbers_of(again)[name], block, equal_nan=True), name
 
 
 def test_numbers_are_the_results(exported: dict[tuple[str, str], Path], results: dict[str, Any]) -> None:
@@ -424,7 +552,7 @@ def test_no_text_of_a_file_is_run(copy: Callable[[str, str], Path], tmp_path: Pa
         b'{"manifest": 3, "numbers": {}}',
     ],
 )
-@pytest.mark.parametrize("suffix", ["json", "npz", "csv", "html", "xlsx", "png", "svg", "pdf"])
+@pytest.mark.parametrize("suffix", list(formats.FORMATS))
 def test_files_without_a_manifest_are_refused(tmp_path: Path, suffix: str, content: bytes) -> None:
     path = tmp_path / f"x.{suffix}"
     path.write_bytes(content)
@@ -443,7 +571,7 @@ def test_files_without_a_manifest_are_refused(tmp_path: Path, suffix: str, conte
         ("heads", [["self", True, 0]]),
         ("dtype", "int8"),
         ("agreement", 10.0),
-        ("format", 2),
+        ("format", 3),
         ("model", None),
     ],
 )
@@ -463,12 +591,17 @@ def test_fields_that_make_no_sense_are_refused(
 
 def test_refusals(results: dict[str, Any], tmp_path: Path, gpt2: Model) -> None:
     cases: list[tuple[Any, str, dict[str, Any], str]] = [
-        (results["run"], "x.docx", {}, r"\.csv, \.json, \.npz, \.html, \.png, \.svg or \.pdf, not in \.docx"),
-        (results["run"], "x", {}, "not in nothing"),
-        (results["run"], "x.xlsx", {}, r"not in \.xlsx"),
-        (results["trace"], "x.png", {}, r"\.csv, \.json, \.npz or \.xlsx, not in \.png"),
-        (results["run"], "x.csv", {}, "one head: give layer and head"),
-        (results["comparison"], "x.png", {}, "one head: give layer and head"),
+        (results["run"], "x.docx", {}, r"as \.csv, .*, \.png, \.svg or \.pdf, not as \.docx\.$"),
+        (
+            results["run"],
+            "x",
+            {},
+            r'in which format it is written, and ".*x" has none: add \.csv, .* or \.pdf',
+        ),
+        (results["run"], "x.xlsx", {}, r"not as \.xlsx"),
+        (results["trace"], "x.png", {}, r"as \.csv, \.json, \.npz or \.xlsx, not as \.png"),
+        (results["run"], "x.csv", {}, "holds one head. Give layer and head"),
+        (results["comparison"], "x.png", {}, "holds one head. Give layer and head"),
         (results["run"], "x.png", {"layer": 1}, "together"),
         (results["run"], "x.png", {"layer": 9, "head": 0}, "not in this run"),
         (results["masks"], "x.png", {"layer": 1, "head": 1}, "has its own"),
@@ -479,6 +612,68 @@ def test_refusals(results: dict[str, Any], tmp_path: Path, gpt2: Model) -> None:
         with pytest.raises(ProbeError, match=message):
             probe.export(result, tmp_path / name, **chosen)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_isnt_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, message in (
+        ("nofile", f"There is no file nofile: check the path; it is taken from {tmp_path}."),
+        ("map.json", f"There is no file map.json: check the path; it is taken from {tmp_path}."),
+        (str(tmp_path / "no.csv"), f"There is no file {tmp_path}/no.csv: check the path."),
+        (".", ". can't be read: Is a directory."),
+    ):
+        with pytest.raises(ProbeError) as caught:
+            probe.reproduce(name)
+        assert str(caught.value) == message
+    (tmp_path / "notes.txt").write_text("hello")
+    with pytest.raises(ProbeError, match=r"notes\.txt is not a file that probe\.export writes: .* \.csv, "):
+        probe.reproduce("notes.txt")
+    (tmp_path / "map.csv").write_text("1,2")
+    with pytest.raises(
+        ProbeError, match=r"lies beside it in map\.csv\.json, which is not there: keep the two"
+    ):
+        probe.reproduce("map.csv")
+
+
+def test_without_pyarrow(
+    results: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, copy: Callable[[str, str], Path]
+) -> None:
+    path = copy("measures", "parquet")
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        "importlib.util.find_spec", lambda name, *more: None if name == "pyarrow" else find(name, *more)
+    )
+    with pytest.raises(ProbeError) as caught:
+        probe.export(results["measures"], tmp_path / "x.parquet")
+    missing = ".parquet files need the library pyarrow, which is not installed."
+    assert str(caught.value) == f"{missing} Install it (pip install pyarrow), or choose .csv."
+    assert caught.value.told("page") == f"{missing} Choose .csv."
+    with pytest.raises(ProbeError, match="need the library pyarrow"):
+        probe.reproduce(path)
+    assert "parquet" not in formats.formats_of(probe.HeadMeasures)
+
+
+def test_a_parquet_file_is_a_table(exported: dict[tuple[str, str], Path], results: dict[str, Any]) -> None:
+    run, table = results["run"], parquet.read_table(exported["run", "parquet"])
+    length = len(run.tokens)
+    assert table.num_rows == 36 * length**2
+    rows = [row for row in table.to_pylist() if (row["layer"], row["head"]) == (4, 5)]
+    assert [(row["query"], row["key"]) for row in rows] == [
+        (q, k) for q in range(length) for k in range(length)
+    ]
+    assert [row["query_token"] for row in rows[::length]] == list(run.tokens)
+    assert [row["key_token"] for row in rows[:length]] == list(run.tokens)
+    assert [row["weight"] for row in rows] == run.weights(4, 5).ravel().tolist()
+    manifest = json.loads(table.schema.metadata[b"attention-probe"])
+    assert manifest["texts"] == [TEXT] and manifest["what"] == "run"
+    measures = parquet.read_table(exported["measures", "parquet"]).to_pylist()
+    for row, one in zip(measures, results["measures"].heads, strict=True):
+        assert (row["layer"], row["head"], row["entropy"]) == (one.layer, one.head, one.entropy)
+    ranked = parquet.read_table(exported["ranking", "parquet"]).to_pylist()
+    assert [(row["layer"], row["head"]) for row in ranked] == [(i, j) for i in range(6) for j in range(6)]
+    expected = {one.heads[0]: one.effect for one in results["ranking"].ablations}
+    assert {(row["layer"], row["head"]): row["effect"] for row in ranked} == expected
+    assert min(expected.values()) < max(expected.values())
 
 
 def test_a_manifest_that_would_be_wrong_is_not_written(gpt2: Model, bert: Model, tmp_path: Path) -> None:
@@ -523,8 +718,23 @@ def test_an_encoder_with_a_decoder(tmp_path: Path) -> None:
     for suffix in ("json", "npz", "html"):
         result = probe.reproduce(probe.export(run, tmp_path / f"run.{suffix}"))
         assert result.holds, result.reasons
-        assert result.manifest.target == "a cat sat" and result.manifest.mask is None
-        assert result.manifest.max_abs_error is None  # its attention can't be taken apart
+        assert result.manifest.targets == ("a cat sat",) and result.manifest.mask is None
+        assert result.manifest.passed  # a check from query and key
+    for whole in (
+        probe.verify(model, "the cat sat", "a cat"),
+        probe.run_from_scratch(model, "the cat", target="a cat"),
+        probe.compare(model, "the cat sat", "a cat"),
+    ):
+        result = probe.reproduce(probe.export(whole, tmp_path / "whole.json"))
+        assert result.holds and result.manifest.targets == ("a cat",)
+    result = probe.reproduce(probe.export(run, tmp_path / "run.parquet"))
+    assert result.holds
+    rows = parquet.read_table(tmp_path / "run.parquet").to_pylist()
+    of_cross = [row for row in rows if (row["kind"], row["layer"], row["head"]) == ("cross", 1, 3)]
+    assert [row["weight"] for row in of_cross] == run.weights(1, 3, "cross").ravel().tolist()
+    queries, keys = run.labels("cross")
+    assert {row["query_token"] for row in of_cross} == set(queries)
+    assert [row["key_token"] for row in of_cross[: len(keys)]] == list(keys)
     with np.load(tmp_path / "run.npz") as archive:
         cross = archive["cross_layer_1_head_3"]
     assert np.array_equal(cross, run.weights(1, 3, "cross").numpy()) and cross.shape[0] != cross.shape[1]
@@ -537,6 +747,8 @@ def test_an_encoder_with_a_decoder(tmp_path: Path) -> None:
     )
     with pytest.raises(ProbeError, match="several kinds of attention"):
         probe.export(run, tmp_path / "run.png")
+    with pytest.raises(ProbeError, match="several kinds of attention"):
+        probe.export(probe.compare(model, "the cat sat", "a cat"), tmp_path / "x.csv", layer=0, head=1)
 
 
 # ---- in a spreadsheet program
