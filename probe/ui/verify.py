@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import gradio as gr
@@ -41,10 +41,14 @@ _COLUMNS = (
 )
 
 
-def worst_checks(reports: Sequence[Report]) -> list[tuple[int, HeadCheck]]:
+Reports = Mapping[int, Report]
+"""Reports of one model by the number of their text, counted from 1; a text that was refused has none."""
+
+
+def worst_checks(reports: Reports) -> list[tuple[int, HeadCheck]]:
     """For each head the text on which it does worst, with what was found there; failures first."""
     by_head: dict[tuple[int, int], tuple[int, HeadCheck]] = {}
-    for text, report in enumerate(reports):
+    for text, report in reports.items():
         for check in report.heads:
             place = (check.layer, check.head)
             if place not in by_head or _badness(check) > _badness(by_head[place][1]):
@@ -58,9 +62,7 @@ def _badness(check: HeadCheck) -> tuple[bool, float]:
     return not check.passed, float("inf") if error != error else error
 
 
-def picture(
-    reports: Sequence[Report], stamp: str, chosen: tuple[int, int] | None, note: str
-) -> dict[str, Any]:
+def picture(reports: Reports, stamp: str, chosen: tuple[int, int] | None, note: str) -> dict[str, Any]:
     """The layer x head picture of the reports of one model."""
     checks = worst_checks(reports)
     layers = 1 + max(check.layer for _, check in checks)
@@ -69,7 +71,9 @@ def picture(
     for _, check in checks:
         errors[check.layer, check.head] = check.max_abs_error
     _, worst = max(checks, key=lambda found: _badness(found[1]))
-    cell, name, passed = worst.worst, reports[0].model, all(report.passed for report in reports)
+    cell, passed = worst.worst, all(report.passed for report in reports.values())
+    loosest = max(reports.values(), key=lambda report: report.tolerance)
+    name = loosest.model
     return figure(
         name,
         Axis("layer", [str(i) for i in range(layers)], range(layers)),
@@ -80,8 +84,8 @@ def picture(
                 "largest difference",
                 errors,
                 "difference",
-                ends=difference_range(max(reports, key=lambda report: report.tolerance)),
-                note=f"tolerance {max(report.tolerance for report in reports):.1e}{note}",
+                ends=difference_range(loosest),
+                note=f"tolerance {loosest.tolerance:.1e}{note}",
             )
         ],
         notice=_cuts(reports),
@@ -94,13 +98,13 @@ def picture(
     )
 
 
-def _cuts(reports: Sequence[Report]) -> str:
+def _cuts(reports: Reports) -> str:
     """What was cut of which text."""
-    cuts = [(number, cut) for number, report in enumerate(reports, 1) for cut in report.truncated if cut]
+    cuts = [(number, cut) for number, report in reports.items() for cut in report.truncated if cut]
     return " ".join(f"Text {number}: {cut}" if len(reports) > 1 else cut for number, cut in cuts)
 
 
-def listing(reports: Sequence[Report], title: str, report: str) -> dict[str, Any]:
+def listing(reports: Reports, title: str, report: str) -> dict[str, Any]:
     """The table of the reports of one model, and ``report``, their JSON, to be saved."""
     several = len(reports) > 1
     rows: list[tuple[bool, list[str | int]]] = []
@@ -120,9 +124,9 @@ def listing(reports: Sequence[Report], title: str, report: str) -> dict[str, Any
             )
         ]
         place = f"{cell.query_token} ({cell.query}) → {cell.key_token} ({cell.key})"
-        cells += [forbidden, f"{check.row_sum_error:.2e}", f"text {text + 1}: {place}" if several else place]
+        cells += [forbidden, f"{check.row_sum_error:.2e}", f"text {text}: {place}" if several else place]
         rows.append((not check.passed, cells))
-    name = re.sub(r"[^A-Za-z0-9.-]+", "-", reports[0].model).strip("-")[-60:]
+    name = re.sub(r"[^A-Za-z0-9.-]+", "-", next(iter(reports.values())).model).strip("-")[-60:]
     lines = ["\t".join(map(str, cells)) for cells in (_COLUMNS, *(cells for _, cells in rows))]
     return widgets.table(title, list(_COLUMNS), rows, "\n".join(lines), report, f"report-{name}.json")
 
@@ -160,6 +164,7 @@ class Verify:
                     self.stop = gr.Button("Stop", size="sm", scale=0, elem_id="stop")
                 self.progress = widgets.widget("batch-progress")
                 self.batch_figures, self.batch_tables = _pair("batch")
+                self.code = widgets.widget("batch-code")
 
     @property
     def outputs(self) -> list[gr.HTML]:
@@ -167,7 +172,7 @@ class Verify:
 
     @property
     def batch_outputs(self) -> list[gr.HTML]:
-        return [self.progress, *self.batch_figures, *self.batch_tables]
+        return [self.progress, self.code, *self.batch_figures, *self.batch_tables]
 
     def render(self, screen: Screen) -> list[Any]:
         figures: list[Any] = []
@@ -179,42 +184,60 @@ class Verify:
                 continue
             report = half.comparison.report
             chosen = (half.layer, half.head)
-            figures.append(picture([report], screen.stamp(half), chosen, "; choose a cell to see that head"))
+            figures.append(
+                picture({1: report}, screen.stamp(half), chosen, "; choose a cell to see that head")
+            )
             title = f"All {len(report.heads)} heads of {report.model}"
-            tables.append(listing([report], title, report.to_json()))
+            tables.append(listing({1: report}, title, report.to_json()))
         return [*figures, *tables]
 
     def check(self, session: Session, texts: str, dtype: str) -> Iterator[list[Any]]:
         """Check both models on every line, one after the other; what is done so far is shown."""
-        shown: list[Any] = [gr.skip(), message("", "", ""), message("", "", "")]
-        shown += [widgets.no_table(), widgets.no_table()]
+        shown: list[Any] = [message("", "", ""), message("", "", ""), widgets.no_table(), widgets.no_table()]
         try:
             lines = limits.check_texts(sentences(texts))
         except probe.ProbeError as error:
-            yield [widgets.verdict([("none", str(error))], ""), *shown[1:]]
+            yield [widgets.verdict([("none", explain(error))], ""), widgets.code(""), *shown]
             return
         verdicts: list[tuple[str, str]] = []
+        checked: list[str] = []
         for slot, name in enumerate(session.models):
             title = full_name(name)
-            reports: list[Report] = []
+            reports: dict[int, Report] = {}
             refused: list[str] = []
             for number, line in enumerate(lines, 1):
                 doing = ("none", f"{title}: text {number} of {len(lines)} …")
-                yield [widgets.verdict([*verdicts, doing], ""), *shown[1:]]
+                yield [widgets.verdict([*verdicts, doing], ""), widgets.code(""), *shown]
                 try:
                     model = STORE.model(limits.check_model(name), DTYPES.get(dtype, torch.float32))
-                    reports.append(probe.verify(model, line, truncate=session.truncate))
+                    reports[number] = probe.verify(model, line, truncate=session.truncate)
                 except Exception as error:
                     refused.append(f"text {number}: {explain(error)}")
             if reports:
-                together = json.dumps([report.to_dict() for report in reports], ensure_ascii=False, indent=2)
+                plain = [report.to_dict() for report in reports.values()]
+                together = json.dumps(plain, ensure_ascii=False, indent=2)
+                one, on = next(iter(reports.values())), _count(len(reports))
+                every = f"All {len(one.heads)} heads of {one.model} on {on}"
                 stamp = f"batch {slot} {len(reports)} {dtype}"
-                every = f"All {len(reports[0].heads)} heads of {reports[0].model} on {len(reports)} texts"
-                shown[1 + slot] = picture(reports, stamp, None, f"; {len(reports)} texts, {reports[0].dtype}")
-                shown[3 + slot] = listing(reports, every, together)
+                shown[slot] = picture(reports, stamp, None, f"; {on}, {one.dtype}")
+                shown[2 + slot] = listing(reports, every, together)
                 verdicts.append(_verdict(reports))
+                checked.append(name)
             verdicts += [("none", f"{title}, {sentence}") for sentence in refused]
-        yield [widgets.verdict(verdicts, "done"), *shown[1:]]
+        code = python(checked, lines, dtype, session.truncate)
+        yield [widgets.verdict(verdicts, "done"), widgets.code(code), *shown]
+
+
+def python(models: Sequence[str], texts: Sequence[str], dtype: str, truncate: bool) -> str:
+    """Lines that check models on texts as ``Verify.check`` does."""
+    load, needs = "", ["import probe"]
+    if dtype != "float32":
+        load, needs = f", dtype=torch.{dtype}", ["import torch", "", "import probe"]
+    verify = f"probe.verify(model, text{', truncate=True' if truncate else ''})"
+    lines = [*needs, "", "texts = [", *(f"    {text!r}," for text in texts), "]"]
+    for name in models:
+        lines += ["", f"model = probe.load({name!r}{load})", "for text in texts:", f"    print({verify})"]
+    return "\n".join([*lines, ""])
 
 
 def sentences(pasted: str | None) -> list[str]:
@@ -241,18 +264,22 @@ def _pair(prefix: str) -> tuple[list[gr.HTML], list[gr.HTML]]:
     return figures, tables
 
 
-def _verdict(reports: Sequence[Report]) -> tuple[str, str]:
-    check = reports[0].check
+def _count(texts: int) -> str:
+    return f"{texts} text{'s' * (texts > 1)}"
+
+
+def _verdict(reports: Reports) -> tuple[str, str]:
+    one = next(iter(reports.values()))
     # What is said above the picture is of a check from the weights.
-    how = "" if check == FROM_WEIGHTS else f" Checked {check}."
-    failed = [number for number, report in enumerate(reports, 1) if not report.passed]
-    errors = [report.max_abs_error for report in reports]
+    how = "" if one.check == FROM_WEIGHTS else f" Checked {one.check}."
+    failed = [number for number, report in reports.items() if not report.passed]
+    errors = [report.max_abs_error for report in reports.values()]
     largest = max(errors, key=lambda error: float("inf") if error != error else error)
     if failed:
         numbers = ", ".join(map(str, failed))
-        return "bad", f"{reports[0].model}: heads differ on texts {numbers}; at most {largest:.1e}.{how}"
+        return "bad", f"{one.model}: heads differ on texts {numbers}; at most {largest:.1e}.{how}"
     return "good", (
-        f"All {len(reports[0].heads)} heads of {reports[0].model} agree on {len(reports)} texts: "
+        f"All {len(one.heads)} heads of {one.model} agree on {_count(len(reports))}: "
         f"largest difference {largest:.1e}.{how}"
     )
 

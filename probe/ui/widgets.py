@@ -58,6 +58,11 @@ def no_table() -> dict[str, Any]:
     return {"widget": "table"}
 
 
+def code(lines: str) -> dict[str, Any]:
+    """Lines of Python that reproduce what is shown; "" for none."""
+    return {"widget": "code", "code": lines}
+
+
 def share(query: str, code: str) -> dict[str, Any]:
     """The address of this view and the lines of Python that reproduce it."""
     return {"widget": "share", "query": query, "code": code}

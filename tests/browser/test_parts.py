@@ -127,7 +127,7 @@ def test_a_model_whose_weights_are_no_numbers_is_shown(tmp_path: Path) -> None:
     assert second == {"text": "differs: at most nan", "kind": "bad"}
     for half, kind in zip(screen.halves, ("good", "bad"), strict=True):
         assert half.comparison is not None
-        assert verify.picture([half.comparison.report], "", None, "")["badge"]["kind"] == kind
+        assert verify.picture({1: half.comparison.report}, "", None, "")["badge"]["kind"] == kind
 
 
 def test_a_model_is_loaded_once_for_all_who_wait(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -96,24 +96,30 @@
     element.replaceChildren(bar, details);
   };
 
-  const share = (element, value) => {
+  /* Lines of Python, to copy or to read, after other buttons. */
+  const code = (element, value, trigger, ...buttons) => {
     const open = Boolean(element.querySelector("details[open]"));
-    history.replaceState(history.state, "", location.pathname + value.query + location.hash);
+    if (!value.code) { element.replaceChildren(); return; }
     const box = make("div", "pg-share");
     const bar = make("div", "pg-actions");
-    bar.append(copyButton("Copy link", () => location.href), copyButton("Copy as Python", () => value.code));
+    bar.append(...buttons, copyButton("Copy as Python", () => value.code));
     const details = make("details", "pg-code");
     details.open = open;
     details.append(make("summary", "", "This view in Python"));
-    const code = make("pre", "", value.code);
-    code.tabIndex = 0;
-    details.append(code);
+    const lines = make("pre", "", value.code);
+    lines.tabIndex = 0;
+    details.append(lines);
     box.append(bar, details);
     element.replaceChildren(box);
   };
 
+  const share = (element, value, trigger) => {
+    history.replaceState(history.state, "", location.pathname + value.query + location.hash);
+    code(element, value, trigger, copyButton("Copy link", () => location.href));
+  };
+
   window.attentionParts = { make, copyButton, saveButton };
-  window.attentionKinds = { verdict, table, share };
+  window.attentionKinds = { verdict, table, code, share };
   window.attentionWidget = (element, props, trigger, watch) => {
     const show = () => {
       const value = props.value;
