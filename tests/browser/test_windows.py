@@ -13,7 +13,7 @@ from browser.conftest import Visitor
 
 import tiny
 from probe.ui import compare, effect, heads, masks, sentences
-from probe.ui.state import Focus, Options, Screen, Session, look
+from probe.ui.state import Asked, Focus, Options, Place, Screen, Session, look
 
 WINDOW = 7
 TEXT = "the cat and the dog and the cat sat on the mat"
@@ -65,9 +65,8 @@ def test_every_figure_hatches_what_is_outside(
     assert length > WINDOW + 2
     outside = ~open_cells(length, windowed)
     compared = panels(compare.describe(shown, half))
-    place = effect.Place(effect.Subject(shown.session, 0, "zero"), layer, 1, "", False, False)
-    changed = panels(effect.describe(place))
-    pair = sentences.Place(half.name, layer, 1, (TEXT, f"then {TEXT}"), False, False)
+    changed = panels(effect.describe(Place("effect", shown.session, 0, layer, 1)))
+    pair = Place("sentences", shown.session, 0, layer, 1, asked=Asked(TEXT, f"then {TEXT}"))
     first, _, both = map(panels, sentences.describe(pair))
     for panel in (compared["from scratch"], compared["model"], changed["weight"], first["weight"]):
         assert (masked(panel, length) == outside).all()
@@ -131,7 +130,7 @@ def test_a_pooled_cell_is_masked_where_all_of_it_is(folder: Callable[[str], str]
     kept = single_tokens(half.comparison.encoding)
     length = len(kept)
     small = (length + 3) // 4
-    (first, *_) = heads.masked_cells(half.comparison.model, kept, 4)
+    (first, *_) = heads.masked_cells(half.comparison, kept, 4)
     bits = np.unpackbits(np.frombuffer(base64.b64decode(first), "u1"), bitorder="little")[: small**2]
     allowed = open_cells(length)
     for row in range(small):
