@@ -324,7 +324,7 @@ def _read(path: Path) -> tuple[Format, dict[str, Any], Numbers, bytes | None]:
     format = FORMATS.get(_suffix(path))
     if format is None:
         raise ProbeError(
-            f"{path.name} is not a file that probe.export writes: the names of those end in "
+            f"{path.name} is not a file that export writes: the names of those end in "
             f"{', '.join(f'.{name}' for name in FORMATS)}."
         )
     if not format.available:

@@ -95,10 +95,10 @@ class Format:
             raise
         except _DAMAGED:
             raise ProbeError(
-                f"{name} holds no manifest, or is damaged: only what probe.export wrote can be made again."
+                f"{name} holds no manifest, or is damaged: only files that export wrote can be made again."
             ) from None
         if not isinstance(fields, dict):
-            raise ProbeError(f"{name} holds no manifest: write it with probe.export.")
+            raise ProbeError(f"{name} holds no manifest: write it with export.")
         return dict(fields), numbers, found.get("picture")
 
 
