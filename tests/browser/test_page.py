@@ -198,6 +198,34 @@ def test_a_phone_scrolls_down_only(visit: Callable[..., Visitor], scheme: str) -
     assert visitor.page.evaluate("document.body.classList.contains('dark')") == (scheme == "dark")
 
 
+@pytest.mark.parametrize("width", [320, 375])
+def test_nothing_sticks_out_on_a_small_phone(visit: Callable[..., Visitor], width: int) -> None:
+    visitor = visit(width=width, height=700, has_touch=True)
+    visitor.open()
+    # What scrolls by itself, as the examples do, may be wider than the screen.
+    outside = """width => [...document.querySelectorAll("#controls *")].filter((node) => {
+        const box = node.getBoundingClientRect();
+        return box.width && !node.closest("#examples") && (box.left < 0 || box.right > width);
+    }).map((node) => node.outerHTML.slice(0, 200))"""
+    assert visitor.page.evaluate(outside, width) == []
+
+
+def test_controls_have_names_of_their_own(visitor: Visitor) -> None:
+    visitor.open()
+    controls = visitor.page.locator("#controls")
+    for role in ("slider", "spinbutton", "checkbox", "textbox", "combobox", "listbox"):
+        names = [
+            re.sub(r"\s+", " ", line.strip())
+            for line in controls.aria_snapshot().splitlines()
+            if line.strip().startswith(f"- {role} ")
+        ]
+        assert len(set(names)) == len(names), names
+    for letter in "AB":
+        for what, largest in (("Layer", 5), ("Head", 11 if letter == "A" else 5)):
+            slider = controls.get_by_role("slider", name=re.compile(f"{what} of {letter}$"))
+            assert slider.get_attribute("max") == str(largest)
+
+
 def test_a_run_is_shown_in_the_view_that_was_just_opened(visitor: Visitor) -> None:
     visitor.open()
     visitor.page.locator("#sentence textarea").fill("draw a map")

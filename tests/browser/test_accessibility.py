@@ -1,0 +1,63 @@
+"""What axe-core, a checker of web pages for people with disabilities, finds in each view."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from browser.conftest import Visitor
+from playwright.sync_api import Page
+
+PAINTED = {
+    "Compare": "#compare-b [data-painted]",
+    "Masks": "#masks-b [data-painted]",
+    "Steps": "#steps-trace [data-painted]",
+    "Verify": "#verify-b [data-painted]",
+    "Heads": "#heads-measures [data-painted]",
+    "Two sentences": "#sentences-both [data-painted]",
+    "Effect": "#effect-figure [data-painted]",
+    "bertviz": "#bertviz-frames iframe",
+    "Learn": "#tab-learn .ln",
+}
+"""Each view, and what is there when it is filled."""
+
+
+def faults(page: Page) -> list[str]:
+    """The serious and critical ones: which rule, on which element, and why."""
+    found = Axe().run(page).response["violations"]
+    return [
+        f"{rule['id']}: {node['html'][:200]} {node['failureSummary']}"
+        for rule in found
+        if rule["impact"] in ("serious", "critical")
+        for node in rule["nodes"]
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1440, 390])
+def test_no_serious_fault_in_any_view(visit: Callable[..., Visitor], scheme: str, width: int) -> None:
+    visitor = visit(width=width, height=900, color_scheme=scheme)
+    page = visitor.page
+    visitor.open()
+    found: dict[str, list[str]] = {}
+    for view, painted in PAINTED.items():
+        page.get_by_role("tab", name=view, exact=True).click()
+        page.locator(painted).first.wait_for()
+        # What is folded is looked at as well.
+        page.evaluate("document.querySelectorAll('details').forEach((details) => { details.open = true; })")
+        for folded in page.locator(".tabitem:visible button.label-wrap:not(.open)").all():
+            folded.click()
+        page.wait_for_timeout(500)
+        if wrong := faults(page):
+            found[view] = wrong
+    assert found == {}
+
+
+def test_a_fault_is_found(visitor: Visitor) -> None:
+    visitor.open()
+    assert faults(visitor.page) == []
+    visitor.page.locator("h1").evaluate("h1 => { h1.style.color = '#ddd'; }")
+    visitor.page.locator("#sentence textarea").evaluate("box => { box.closest('label').before(box); }")
+    assert {fault.split(":")[0] for fault in faults(visitor.page)} == {"color-contrast", "label"}
