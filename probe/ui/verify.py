@@ -270,7 +270,7 @@ def _count(texts: int) -> str:
 
 def _verdict(reports: Reports) -> tuple[str, str]:
     one = next(iter(reports.values()))
-    # What is said above the picture is of a check from the weights.
+    # The usual one goes without saying.
     how = "" if one.check == FROM_WEIGHTS else f" Checked {one.check}."
     failed = [number for number, report in reports.items() if not report.passed]
     errors = [report.max_abs_error for report in reports.values()]

@@ -18,10 +18,16 @@ from transformers import (
     BartForConditionalGeneration,
     BloomConfig,
     BloomForCausalLM,
+    Cohere2Config,
+    Cohere2ForCausalLM,
+    EsmConfig,
+    EsmModel,
     Gemma2Config,
     Gemma2ForCausalLM,
     GPTNeoXConfig,
     GPTNeoXForCausalLM,
+    GraniteConfig,
+    GraniteForCausalLM,
     ModernBertConfig,
     ModernBertModel,
     MPNetConfig,
@@ -29,12 +35,14 @@ from transformers import (
     PreTrainedModel,
     T5Config,
     T5ForConditionalGeneration,
+    UMT5Config,
+    UMT5ForConditionalGeneration,
 )
 from transformers.models.t5.modeling_t5 import T5Attention
 
 import probe
 import tiny
-from probe import Model, ProbeError, Report, backend, cli
+from probe import Model, ProbeError, Report, backend, cli, expected
 from probe.expected import t5_buckets
 from probe.figures import draw_errors
 from probe.notebook import report_html
@@ -233,9 +241,9 @@ def test_the_table_and_the_figure_of_several_kinds(models: dict[str, Model]) -> 
 
 def test_the_view_shows_what_there_is(models: dict[str, Model]) -> None:
     report = checked(models["gpt_neox"], "gpt_neox")
-    table = json.dumps(view.listing([report], "All heads", report.to_json()), ensure_ascii=False)
+    table = json.dumps(view.listing({1: report}, "All heads", report.to_json()), ensure_ascii=False)
     assert "–" in table and "None" not in table
-    assert view._verdict([report])[1].endswith(" Checked from query and key.")
+    assert view._verdict({1: report})[1].endswith(" Checked from query and key.")
 
 
 # --- tolerance ----------------------------------------------------------------------------------------------
@@ -326,6 +334,78 @@ def test_a_target_that_is_too_much(models: dict[str, Model], gpt2: Model) -> Non
             probe.verify(model, TEXTS[0], "more")
         with pytest.raises(ProbeError, match="takes text: give the text itself"):
             probe.verify(model, {"input_ids": torch.ones(1, 3, dtype=torch.long)})
+
+
+# --- networks of which nothing is known beforehand ----------------------------------------------------------
+
+
+DECODER: dict[str, Any] = {
+    "vocab_size": families.VOCABULARY,
+    "hidden_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 48,
+    "pad_token_id": 1,
+    "bos_token_id": 2,
+    "eos_token_id": 2,
+}
+NOT_KNOWN: dict[str, Callable[[], PreTrainedModel]] = {
+    "granite, with a scale of its own": lambda: GraniteForCausalLM(
+        GraniteConfig(**DECODER, attention_multiplier=0.4)
+    ),
+    "cohere2, with windows": lambda: Cohere2ForCausalLM(Cohere2Config(**DECODER, sliding_window=4)),
+    "esm": lambda: EsmModel(
+        EsmConfig(
+            **{**DECODER, "mask_token_id": 3},
+            position_embedding_type="rotary",
+            max_position_embeddings=64,
+        )
+    ),
+    "umt5, with biases in each layer": lambda: UMT5ForConditionalGeneration(
+        UMT5Config(
+            vocab_size=families.VOCABULARY,
+            d_model=32,
+            d_kv=8,
+            d_ff=48,
+            num_layers=3,
+            num_decoder_layers=2,
+            num_heads=4,
+            decoder_start_token_id=0,
+            pad_token_id=1,
+        )
+    ),
+}
+
+
+def not_known(name: str) -> Model:
+    model = probe.load(families.build(families.Family(name, NOT_KNOWN[name])), tokenizer=families.numbers())
+    assert model.family is None and model.hf.config.model_type not in expected._SCALES
+    return model
+
+
+@pytest.mark.parametrize("name", NOT_KNOWN)
+def test_networks_that_are_not_known_pass(name: str) -> None:
+    model = not_known(name)
+    targets = families.drawn(30, 9, seed=4) if model.has_target else None
+    report = probe.verify(model, families.drawn(40, 13), targets)
+    assert report.passed, report
+    assert all(head.forbidden_weight == 0.0 for head in report.heads)
+
+
+def test_a_network_that_is_not_known_must_be_causal_if_it_says_so() -> None:
+    model = not_known("granite, with a scale of its own")
+    sound = backend.Call
+
+    def without_mask(
+        module: Any, query: Any, key: Any, value: Any, name: str, mask: Any, options: Any
+    ) -> Any:
+        return sound(module, query, key, value, name, torch.zeros_like(mask), options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(backend, "Call", without_mask)
+        report = probe.verify(model, families.drawn(40)[0])
+    assert all({"weights", "forbidden weight"} <= set(head.failed) for head in report.heads)
 
 
 # --- images and sound, and models that show nothing ---------------------------------------------------------
