@@ -19,6 +19,7 @@ from typing import Any
 
 import probe
 from probe import (
+    Ablation,
     Comparison,
     FoundHeads,
     HeadMeasures,
@@ -31,7 +32,7 @@ from probe import (
 )
 from probe.formats import formats_of
 from probe.results import Result
-from probe.ui import heads, masks, widgets
+from probe.ui import effect, heads, masks, widgets
 from probe.ui.state import Half, Screen, explain
 
 MAX_BYTES = 25_000_000
@@ -111,6 +112,8 @@ def _of_half(screen: Screen, half: Half) -> Iterator[Offer]:
         pair = asked.first, asked.second
         compare = partial(probe.compare_texts, model, *pair, *place, truncate=cut)
         yield offer(TextComparison, one, f"{named}-two-sentences", compare)
+    elif screen.view == "effect":
+        yield from _changed(screen, half, offer)
     elif screen.view == "heads":
         yield offer(
             HeadMeasures, "measures", "measures", partial(probe.measure_heads, model, text, truncate=cut)
@@ -121,6 +124,28 @@ def _of_half(screen: Screen, half: Half) -> Iterator[Offer]:
         count = model.num_layers * model.num_heads
         attend = partial(probe.attend, model, text, truncate=cut)
         yield offer(Run, f"all {count} heads", "all-heads", attend)
+
+
+def _changed(screen: Screen, half: Half, offer: Callable[..., Offer]) -> Iterator[Offer]:
+    assert half.comparison is not None
+    how = effect.how_of(screen.asked)
+    try:
+        changed = effect.chosen_heads(half, screen.asked)
+    except probe.ProbeError:
+        return
+    written = screen.asked.heads.strip() or f"{half.layer}.{half.head}"
+    make = partial(
+        probe.ablate,
+        half.comparison.model,
+        half.comparison.encoding.text,
+        changed,
+        how,
+        truncate=screen.session.truncate,
+    )
+    named = re.sub(r"[^0-9.]+", "-", written)[:60]
+    yield offer(
+        Ablation, f"heads {written}: {effect.HOW[how]}", f"heads-{named}-{how.replace(' ', '-')}", make
+    )
 
 
 def _found(screen: Screen, comparison: Comparison, offer: Callable[..., Offer]) -> Iterator[Offer]:

@@ -13,10 +13,11 @@ import torch
 import probe
 from probe import Ablation, Comparison, Prediction, Ranking
 from probe.ablation import How
+from probe.capture import check_heads
 from probe.ui import widgets
 from probe.ui.figure import Panel, figure_component, forbidden, message, token_figure
 from probe.ui.heads import models, no_ranking, ranking
-from probe.ui.state import Asked, Place, Screen, explain
+from probe.ui.state import Asked, Half, Place, Screen, explain
 
 ID, LABEL = "effect", "Effect"
 HOW: dict[How, str] = {
@@ -57,6 +58,20 @@ def read_heads(written: str) -> list[tuple[int, int] | int]:
     return heads
 
 
+def chosen_heads(half: Half, asked: Asked) -> list[tuple[int, int] | int]:
+    """The heads that are changed: those that were written, else the one of the sliders.
+
+    Raises
+    ------
+    ProbeError
+        If the model has no such heads.
+    """
+    assert half.comparison is not None
+    heads = read_heads(asked.heads) or [(half.layer, half.head)]
+    check_heads(half.comparison.model, heads)
+    return heads
+
+
 def describe(place: Place) -> dict[str, Any]:
     """The heads' map and what changes without them, as a figure."""
     stamp, half = place.stamp(), place.half()
@@ -64,7 +79,7 @@ def describe(place: Place) -> dict[str, Any]:
         return message(half.title, half.problem, stamp)
     comparison = half.comparison
     try:
-        heads = read_heads(place.asked.heads) or [(half.layer, half.head)]
+        heads = chosen_heads(half, place.asked)
         result = probe.ablate(
             comparison.model,
             comparison.encoding.text,

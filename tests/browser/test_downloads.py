@@ -13,7 +13,7 @@ import pytest
 from browser.conftest import Visitor
 
 import probe
-from probe.files import formats_of
+from probe.formats import formats_of
 from probe.page import read_page
 from probe.ui import downloads
 from probe.ui.state import Asked, Focus, Options, Screen, Session, look
@@ -27,6 +27,7 @@ KINDS = {
     "verify": [probe.Report],
     "heads": [probe.HeadMeasures, probe.FoundHeads, probe.Rollout, probe.Run],
     "sentences": [probe.TextComparison],
+    "effect": [probe.Ablation],
     "bertviz": [probe.Run],
 }
 
@@ -85,12 +86,13 @@ def test_every_file_is_made_again(tmp_path: Path, view: str, kind: type, suffix:
 def test_names_say_model_layer_and_head() -> None:
     names = {
         view: [offer.name for offer in downloads.offers(screen(view))][-1]
-        for view in ("masks", "steps", "sentences")
+        for view in ("masks", "steps", "sentences", "effect")
     }
     assert names == {
         "masks": "gpt2-stories-layer-4-head-5-masks",
         "steps": "gpt2-stories-layer-4-head-5-query-3-steps",
         "sentences": "gpt2-stories-layer-4-head-5-two-sentences",
+        "effect": "gpt2-stories-heads-4.5-zero",
     }
     first, *_ = downloads.offers(screen("compare"))
     assert first.name == "all-MiniLM-L6-v2-layer-3-head-1-comparison"
@@ -99,6 +101,7 @@ def test_names_say_model_layer_and_head() -> None:
 def test_a_mean_over_heads_is_no_result_and_words_that_are_not_there_find_nothing() -> None:
     kinds = [offer.kind for offer in downloads.offers(screen("compare", average="layer"))]
     assert kinds == [probe.Run, probe.Run]
+    assert downloads.offers(screen("effect", asked=Asked(heads="9.9"))) == []
     assert probe.FoundHeads not in [
         offer.kind for offer in downloads.offers(screen("heads", asked=Asked(from_word="zebra")))
     ]
