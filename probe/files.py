@@ -297,9 +297,11 @@ def _other_words(manifest: Manifest, again: Manifest) -> Iterator[str]:
     if manifest.passed != again.passed:
         words = {True: "passed", False: "did not pass", None: "was not checked"}
         yield f"The model {words[manifest.passed]} verification then, and {words[again.passed]} now."
-    for name in ("max_abs_error", "tolerance"):
+    # A sound error is any within the tolerance, which itself follows from the sizes of weights and inputs.
+    bounds = {"max_abs_error": again.tolerance, "tolerance": (again.tolerance or 0.0) / 1000}
+    for name, bound in bounds.items():
         then, now = getattr(manifest, name), getattr(again, name)
-        if (then is None) != (now is None) or (then is not None and not abs(then - now) <= again.agreement):
+        if then != now and (then is None or now is None or not abs(then - now) <= (bound or 0.0)):
             yield f"{name}: {then} in the file, {now} made again."
 
 

@@ -7,6 +7,7 @@ that a manifest shows to its reader is never run.
 from __future__ import annotations
 
 import json
+import math
 import platform
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
@@ -58,7 +59,7 @@ class Manifest:
     mask : "causal" or "bidirectional", what the model was trained with; None where that isn't known.
     dtype, device, backend, versions : what it was computed with.
     max_abs_error, tolerance, passed : what ``verify`` says of the model on the texts; None for a model that
-        can't be taken apart.
+        can't be checked, and for an error that is not finite.
     agreement : how far the numbers of another machine may be away, see ``AGREEMENT``; said for the reader:
         making them again works it out anew.
     python : lines that make the result again, for people.
@@ -238,10 +239,10 @@ def check(result: Result, model: Model, manifest: Manifest) -> dict[str, Any]:
         return {"max_abs_error": None, "tolerance": None, "passed": None}
     else:
         report = verify(model, list(manifest.texts), _listed(manifest.targets), truncate=manifest.truncate)
+    errors = {"max_abs_error": report.max_abs_error, "tolerance": report.tolerance}
     return {
-        "max_abs_error": report.max_abs_error,
-        "tolerance": report.tolerance,
         "passed": report.passed,
+        **{name: value if math.isfinite(value) else None for name, value in errors.items()},
     }
 
 

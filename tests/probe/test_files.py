@@ -25,6 +25,7 @@ import pytest
 import torch
 import transformers
 from pyarrow import parquet
+from safetensors.torch import load_file, save_file
 
 import probe
 import tiny
@@ -372,7 +373,8 @@ def test_the_digest_shows_a_change_below_the_tolerance(copy: Callable[[str, str]
     [
         ("layer", 3, False, "causal at "),
         ("texts", ["=1+1 said the boy"], False, "Its tokens are others than those made again."),
-        ("max_abs_error", 0.5, True, "max_abs_error: 0.5 in the file, "),
+        ("max_abs_error", 5e-6, True, "max_abs_error: 5e-06 in the file, "),
+        ("tolerance", 1.0, True, "tolerance: 1.0 in the file, "),
         ("mask", "bidirectional", True, "mask: bidirectional in the file, causal made again."),
         (
             "sha256",
@@ -697,6 +699,28 @@ def test_other_models_dtypes_and_cut_texts(
     assert result.holds and result.manifest.truncate and result.manifest.kept == "float16"
     assert result.tolerance == 1e-5 + 2**-10  # and one rounding to float16
     assert "the numbers of gpt2-stories in float16 hold: " in result.verdict
+
+
+@pytest.mark.filterwarnings("ignore:.*NaN or infinite")
+def test_a_model_whose_numbers_are_none(tiny_gpt2: Callable[..., Path], tmp_path: Path) -> None:
+    folder = tiny_gpt2()
+    weights = load_file(folder / "model.safetensors")
+    weights["transformer.h.1.attn.c_attn.weight"][:] = float("nan")
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    model = probe.load(str(folder))
+    results: list[tuple[Any, tuple[str, ...]]] = [
+        (
+            probe.attend(model, "a b c", [(1, 1)]),
+            ("json", "npz", "csv", "parquet", "html", "png", "svg", "pdf"),
+        ),
+        (probe.verify(model, "a b c"), ("json", "csv", "parquet")),
+        (probe.run_from_scratch(model, "a b c"), ("json", "npz")),
+    ]
+    for result, suffixes in results:
+        for suffix in suffixes:
+            again = probe.reproduce(probe.export(result, tmp_path / f"x.{suffix}", model=model))
+            assert again.holds, (suffix, again.reasons)
+            assert again.manifest.passed is False and again.manifest.max_abs_error is None
 
 
 def test_an_encoder_with_a_decoder(tmp_path: Path) -> None:
