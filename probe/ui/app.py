@@ -363,7 +363,12 @@ class Page:
                 **_LOOK,
             )
         saved = self.downloads.select(
-            self.save, self.looked, [*self.download], show_progress="hidden", **_RUN
+            self.save,
+            self.looked,
+            [*self.download],
+            show_progress="hidden",
+            trigger_mode="multiple",  # a second file may be asked for while the first is written
+            **_RUN,
         )
         # Gradio keeps what it has sent to a visitor; not a file that the visitor has.
         saved.then(lambda: None, None, self.download[0], api_visibility="private", show_progress="hidden")

@@ -212,6 +212,19 @@ def test_each_visitor_gets_their_own(visit: Callable[..., Visitor], tmp_path: Pa
     assert json.loads(path.read_text("utf-8"))["manifest"]["texts"] == ["rain fell"]
 
 
+def test_two_files_asked_for_at_once(visitor: Visitor) -> None:
+    visitor.open("verify", text=TEXT)
+    page = visitor.page
+    page.locator("#downloads summary").click()
+    names: list[str] = []
+    page.on("download", lambda download: names.append(download.suggested_filename))
+    for suffix in ("JSON", "NPZ"):
+        page.get_by_role("button", name=f"gpt2-stories, errors of all heads as {suffix}").click()
+    page.locator("#download-progress [data-painted='saved gpt2-stories-report.npz']").wait_for()
+    page.wait_for_timeout(200)
+    assert names == ["gpt2-stories-report.json", "gpt2-stories-report.npz"]
+
+
 def test_a_refusal_is_said_in_place(visitor: Visitor) -> None:
     visitor.open("steps", text="the cat and the dog " * 40, on="b")
     page = visitor.page
