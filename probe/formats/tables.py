@@ -6,7 +6,7 @@ import csv
 import hashlib
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -107,7 +107,7 @@ def _cells(name: str, block: np.ndarray) -> list[Any]:
 
 
 def csv_numbers(result: Any, place: Place) -> Numbers:
-    return _numbers_of_rows(csv_body(result, place))
+    return _csv_columns(csv_body(result, place))
 
 
 def pack_csv(body: bytes, result: Any, fields: Mapping[str, Any], numbers: Numbers) -> bytes:
@@ -115,25 +115,29 @@ def pack_csv(body: bytes, result: Any, fields: Mapping[str, Any], numbers: Numbe
 
 
 def unpack_csv(content: bytes, beside: bytes) -> dict[str, Any]:
-    return {"manifest": json.loads(beside)["manifest"], "numbers": _numbers_of_rows(content)}
+    return {"manifest": json.loads(beside)["manifest"], "numbers": _csv_columns(content)}
 
 
-def _numbers_of_rows(content: bytes) -> Numbers:
-    """The numbers of each row, by the row's number and its text cells."""
-    numbers = {}
-    rows = csv.reader(io.StringIO(content.decode("utf-8-sig"), newline=""), strict=True)
+def _csv_columns(content: bytes) -> Numbers:
+    """The columns below their titles: of numbers, NaN where a cell is empty, or else of text."""
     try:
-        for index, row in enumerate(rows):
-            words, values = [], []
-            for cell in row:
-                try:
-                    values.append(float(cell))
-                except ValueError:
-                    words.append(cell)
-            numbers[" ".join([f"row {index}", *words])] = np.array(values)
+        rows = csv.reader(io.StringIO(content.decode("utf-8-sig"), newline=""), strict=True)
+        header, *below = [row for row in rows if row]
     except csv.Error as error:
         raise ValueError(str(error)) from None
+    numbers: Numbers = {}
+    for title, *cells in zip(header, *below, strict=True):
+        try:
+            numbers[title] = np.array([float(cell or "nan") for cell in cells], dtype=np.float64)
+        except ValueError:
+            numbers |= _text(title, cells)
     return numbers
+
+
+def _text(title: str, cells: Iterable[str]) -> Numbers:
+    """A column of text: the SHA-256 of what stands there, in its name."""
+    digest = hashlib.sha256("\0".join(map(str, cells)).encode()).hexdigest()
+    return {f"{title} (text {digest[:16]})": np.zeros(0)}
 
 
 def _table(result: Any) -> Any:
@@ -173,16 +177,13 @@ def _repeated(names: Sequence[str], places: np.ndarray) -> Any:
 
 
 def _columns(table: Any) -> Numbers:
-    """The numbers of a table by column; of a column of text the SHA-256 of what stands there, in its name."""
+    """The columns of a pyarrow table, of numbers or of text."""
     import pyarrow
 
-    numbers = {}
+    numbers: Numbers = {}
     for name, column in zip(table.column_names, table.columns, strict=True):
         if pyarrow.types.is_dictionary(column.type) or pyarrow.types.is_string(column.type):
-            total = hashlib.sha256()
-            for text in column.to_pylist():
-                total.update(f"{text}\0".encode())
-            numbers[f"{name} (text {total.hexdigest()[:16]})"] = np.zeros(len(column))
+            numbers |= _text(name, column.to_pylist())
         else:
             values = column.cast(pyarrow.float64()).to_numpy()
             numbers[name] = np.asarray(values, dtype=np.float64)

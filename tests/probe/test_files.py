@@ -298,6 +298,20 @@ def test_one_changed_number_makes_it_fail(
 CHANGED = "The file was changed after it was written: its contents don't have their digest."
 
 
+def test_a_table_is_compared_by_columns(copy: Callable[[str, str], Path]) -> None:
+    """A distance of many tokens beside it makes nothing of a small change of an entropy."""
+    path = copy("measures", "csv")
+    rows = list(csv.reader(io.StringIO(path.read_text("utf-8-sig"), newline="")))
+    column = rows[0].index("entropy")
+    entropy = float(rows[5][column])
+    rows[5][column] = repr(entropy + 5e-5)
+    text = io.StringIO()
+    csv.writer(text).writerows(rows)
+    path.write_bytes(text.getvalue().encode("utf-8-sig"))
+    result = probe.reproduce(path)
+    assert result.reasons == (f"entropy at 4: {entropy + 5e-5:.9g} in the file, {entropy:.9g} made again.",)
+
+
 def test_each_block_of_a_workbook_is_looked_at(copy: Callable[[str, str], Path]) -> None:
     blocks = "inputs W_query query W_key key W_value value scores scaled mask masked row_maximum exponentials"
     path = copy("trace", "xlsx")
