@@ -39,7 +39,7 @@ _REMEDIES: dict[Remedy, dict[Surface, str]] = {
     "target": {
         "python": 'Give what the decoder is to produce too: target="...".',
         "command": "Give what the decoder is to produce too: --target TEXT.",
-        "page": "It can be looked at in Python and on the command line, not here.",
+        "page": "It has a view of its own, Source and target.",
     },
     "library": {
         "python": "Install it (pip install pyarrow), or choose .csv.",

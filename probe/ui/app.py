@@ -22,6 +22,7 @@ from probe.ui.heads import Heads
 from probe.ui.learn import Learn
 from probe.ui.masks import Masks
 from probe.ui.sentences import Sentences
+from probe.ui.source_target import SourceTarget
 from probe.ui.state import STORE, Asked, Focus, Options, Screen, Session, look
 from probe.ui.steps import Steps
 from probe.ui.verify import Verify, read_file, stopped
@@ -53,18 +54,19 @@ class Page:
         with gr.Tabs(elem_id="views", overflow_behavior="wrap") as self.tabs:
             self.compare, self.masks, self.steps, self.verify = Compare(), Masks(), Steps(), Verify()
             self.all_heads, self.sentences, self.effect = Heads(), Sentences(), Effect()
-            self.bertviz, learn = Bertviz(), Learn()
+            self.bertviz, self.pair, learn = Bertviz(), SourceTarget(), Learn()
         first = self.compare, self.masks, self.steps, self.verify
-        self.asking = self.sentences, self.all_heads, self.effect, self.bertviz
+        self.asking = self.sentences, self.all_heads, self.effect, self.bertviz, self.pair
         self.views: tuple[Any, ...] = (
             *first,
             self.all_heads,
             self.sentences,
             self.effect,
             self.bertviz,
+            self.pair,
             learn,
         )
-        self.ids = tuple(view.id for view in self.views)
+        self.ids = tuple(view.id for view in self.views if view.tab.visible)
         self.downloads = widgets.widget("downloads")
         self.download = widgets.widget("download"), widgets.widget("download-progress")
         self.share = widgets.widget("share")
@@ -83,6 +85,7 @@ class Page:
             self.effect.how,
             self.effect.heads,
             self.bertviz.kind,
+            *self.pair.controls,
         ]
         self.typed = [
             self.header.sentence,
@@ -113,7 +116,7 @@ class Page:
             focus,
             options,
             view if view in self.ids else self.ids[0],
-            Asked(*(value if isinstance(value, str) else "" for value in asked)),
+            Asked.of(asked),
         )
 
     def filled(self, screen: Screen) -> list[Any]:
@@ -259,6 +262,18 @@ class Page:
             focus = focus.chose(focus.slot, event._data["query"])
         return [focus, *self.filled(self.screen(session, focus, *place))]
 
+    def choose_pair_head(self, event: gr.EventData, *looked: Any) -> list[Any]:
+        """A cell of the layer x head picture of "Source and target" was chosen."""
+        values, chosen = list(looked), (event._data["row"], event._data["col"])
+        for slider, value in zip((self.pair.layer, self.pair.head), chosen, strict=True):
+            values[self.looked.index(slider)] = value
+        return [*chosen, *self.filled(self.screen(*values))]
+
+    def tell(self, *looked: Any) -> list[Any]:
+        """What there is to take along, once a view that draws by itself has its result."""
+        screen = self.screen(*looked)
+        return [downloads.listing(screen), self.shared(screen)]
+
     def choose_head(self, slot: int) -> Callable[..., list[Any]]:
         """What happens when a cell of a layer x head picture is chosen: the first view shows that head."""
 
@@ -310,22 +325,35 @@ class Page:
             **_RUN,
         )
         models = [half.model for half in header.halves]
+        loads: dict[str, Any] = {
+            "show_progress": "hidden",
+            "api_visibility": "private",
+            "concurrency_id": "load",
+            "concurrency_limit": 4,
+            "trigger_mode": "multiple",  # after giving up, the page takes the first for unfinished
+        }
         loading = gr.on(
-            [model.input for model in models],
-            self.load,
-            models,
-            [header.verdict, header.give_up],
-            show_progress="hidden",
-            api_visibility="private",
-            concurrency_id="load",
-            concurrency_limit=4,
-            trigger_mode="multiple",  # after giving up, the page takes the first for unfinished
+            [model.input for model in models], self.load, models, [header.verdict, header.give_up], **loads
         )
         loaded = loading.success(self.run, [*self.typed, *place], [*state, *ran], **busy, **_RUN)
         loaded.then(self.turn, look_again, self.shown, **_LOOK)
         # First cancel, then say so: what was on its way would otherwise come last and stay.
         given_up = header.give_up.click(None, cancels=[loading], api_visibility="private")
         given_up.then(self.give_up, self.looked, [*models, header.verdict, header.give_up], **_LOOK)
+        pair = self.pair
+        filled_in = pair.example.click(
+            pair.filled_in, None, [pair.model, *pair.texts], api_visibility="private", show_progress="hidden"
+        )
+        told = [pair.verdict, pair.give_up]
+        pair_loads = [
+            begin(self.load, pair.model, told, **loads) for begin in (pair.model.input, filled_in.then)
+        ]
+        for pair_load in pair_loads:
+            pair_load.success(self.move, look_again, self.shown, **_LOOK)
+        left = pair.give_up.click(None, cancels=pair_loads, api_visibility="private")
+        left.then(pair.given_up, pair.place, [pair.model, *told], **_LOOK)
+        pair.drawn.then(self.tell, self.looked, [self.downloads, self.share], **_LOOK)
+        pair.errors.select(self.choose_pair_head, self.looked, [pair.layer, pair.head, *self.shown], **_LOOK)
         # Whoever opened another view in the meantime sees the new sentence there.
         ran_again.then(self.turn, look_again, self.shown, **_LOOK)
         for button, (_, text) in zip(header.examples, EXAMPLES, strict=True):

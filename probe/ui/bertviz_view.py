@@ -95,18 +95,25 @@ def plan(
 
 
 def drawing(
-    kind: str, maps: Tensor, layers: tuple[int, ...], layer: int, tokens: list[str], second: int | None
+    kind: str,
+    maps: Tensor,
+    layers: tuple[int, ...],
+    layer: int,
+    tokens: list[str],
+    second: int | None = None,
+    keys: list[str] | None = None,
 ) -> str:
     """bertviz's own HTML, without its loader, and with text that can't be anything but text.
 
     Parameters
     ----------
     kind : "head" or "model".
-    maps : (layers, heads, T, T).
+    maps : (layers, heads, T, T); (layers, heads, S, T) where a target attends to a source.
     layers : the number of each layer in the model.
     layer : the one that the head view shows first.
-    tokens : T labels.
+    tokens : T labels; those of the target where a target attends to a source.
     second : position of the first token of a second sentence, or None.
+    keys : the labels of the source, where a target attends to one.
 
     Raises
     ------
@@ -115,7 +122,7 @@ def drawing(
     """
     import bertviz  # brings IPython along, so only here
 
-    stand_ins = [f"token {i}" for i in range(len(tokens))]
+    stand_ins, read = ([f"token {i}" for i in range(len(side))] for side in (tokens, keys or tokens))
     # float32 rounded to four decimals prints as eight, float64 as four
     maps = maps.double().round(decimals=4)
     # bertviz picks the layers by number out of a list of all of them; the others only have to be there
@@ -123,21 +130,24 @@ def drawing(
     for number, weights in zip(layers, maps, strict=True):
         attention[number] = weights[None]
     options: dict[str, Any] = {
+        **(
+            {"attention": attention, "tokens": stand_ins, "sentence_b_start": second}
+            if keys is None
+            else {"cross_attention": attention, "encoder_tokens": read, "decoder_tokens": stand_ins}
+        ),
         "include_layers": list(layers),
         "html_action": "return",
         "prettify_tokens": False,
     }
     if kind == "head":
-        page = bertviz.head_view(attention, stand_ins, second, layer=layer, **options).data
+        page = bertviz.head_view(layer=layer, **options).data
     else:
         heads = list(range(maps.size(1)))
-        page = bertviz.model_view(
-            attention, stand_ins, second, display_mode="light", include_heads=heads, **options
-        ).data
-    return _cleaned(page, tokens)
+        page = bertviz.model_view(display_mode="light", include_heads=heads, **options).data
+    return _cleaned(page, tokens, keys or tokens)
 
 
-def _cleaned(page: str, tokens: list[str]) -> str:
+def _cleaned(page: str, queries: list[str], keys: list[str]) -> str:
     """bertviz's page without its loader; its parameters once, not twice, with the real tokens in them."""
     marker = "const params = "
     if page.count(REQUIRE) != 1 or page.count(marker) != 1:
@@ -147,7 +157,7 @@ def _cleaned(page: str, tokens: list[str]) -> str:
         params, end = json.JSONDecoder().raw_decode(page, start)
         written = page[start:end]
         for part in params["attention"]:
-            for side in ("left_text", "right_text"):
+            for side, tokens in (("left_text", queries), ("right_text", keys)):
                 part[side] = [tokens[int(stand_in.removeprefix("token "))] for stand_in in part[side]]
     except (ValueError, KeyError, TypeError, IndexError):
         raise _changed() from None
@@ -187,6 +197,19 @@ def _head() -> str:
     )
     policy = f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
     return f'<meta charset="utf-8">{policy}<style>{read["frame.css"]}</style>{scripts}'
+
+
+def frames(elem_id: str) -> gr.HTML:
+    """A component for drawings: {"kind": "head" or "model", "halves": cards}."""
+    return gr.HTML(
+        None,
+        html_template="",
+        js_on_load=(ASSETS / "frames.js").read_text(encoding="utf-8"),
+        css_template=_GRID,
+        apply_default_css=False,
+        server_functions=[surroundings],
+        elem_id=elem_id,
+    )
 
 
 # ---- one model's card
@@ -311,15 +334,7 @@ class Bertviz:
                 elem_id="bertviz-kind",
                 elem_classes="choice",
             )
-            self.frames = gr.HTML(
-                None,
-                html_template="",
-                js_on_load=(ASSETS / "frames.js").read_text(encoding="utf-8"),
-                css_template=_GRID,
-                apply_default_css=False,
-                server_functions=[surroundings],
-                elem_id=f"{ID}-frames",
-            )
+            self.frames = frames(f"{ID}-frames")
             # A drawing can be a megabyte: it is sent for another text, layer or kind, not at every look.
             self.place: gr.State = gr.State(None)
         self.asks = [self.kind.input]

@@ -132,7 +132,8 @@ def figure(
     selected
         Positions of the chosen row and column (None: the whole row).
     strip
-        ``text``, ``spans`` and ``special`` of the tokens, to show them above the maps.
+        ``text``, ``spans`` and ``special`` of the tokens, to show them above the maps; ``keys`` likewise
+        where the columns are other tokens than the rows.
     remarks
         Sentences under the strip.
     hidden
@@ -174,9 +175,10 @@ def token_figure(
     *,
     options: Options,
     query: int,
+    keys: Encoding | None = None,
     **rest: Any,
 ) -> dict[str, Any]:
-    """A figure of maps over the tokens of one text.
+    """A figure of maps over the tokens of one text, or of the queries of one and the keys of another.
 
     Parameters
     ----------
@@ -188,30 +190,35 @@ def token_figure(
         the first panel of weights.
     query
         Position of the token whose row is marked.
+    keys
+        What holds the tokens of the keys, where they are of another text than the queries.
     rest
         Passed on to ``figure``.
     """
     whole, kept = grouping(result, options)
+    read, read_kept = (whole, kept) if keys is None else grouping(keys, options)
     hidden = None
     weights = next((panel.values for panel in panels if panel.kind == "weight"), None)
-    if weights is not None and len(kept) < len(whole):
-        dropped = [group for group in range(len(whole)) if group not in set(kept.index)]
-        hidden = whole.weights(weights)[list(kept.index)][:, dropped].sum(-1)
-    notices = [result.truncated, rest.pop("notice", ""), kept.notice]
+    if weights is not None and len(read_kept) < len(read):
+        dropped = [group for group in range(len(read)) if group not in set(read_kept.index)]
+        hidden = whole.weights(weights, read)[list(kept.index)][:, dropped].sum(-1)
+    notices = [result.truncated, keys and keys.truncated, rest.pop("notice", ""), kept.notice]
     return figure(
         title,
         Axis("query", kept.labels, kept.index),
-        Axis("key", kept.labels, kept.index),
-        [_grouped(panel, kept) for panel in panels],
+        Axis("key", read_kept.labels, read_kept.index),
+        [_grouped(panel, kept, read_kept) for panel in panels],
         strip={
             # The spans of a pair count from the start of their own sentence, so there is no one text to mark.
             "text": result.text if isinstance(result.text, str) and kept.spans else "",
             "spans": [list(span) for span in kept.spans or [(0, 0)] * len(kept)],
             "special": list(kept.special),
+            # The keys have a line of their own where they are other tokens than the queries.
+            "keys": None if keys is None else {"special": list(read_kept.special)},
         },
         hidden=hidden,
         selected=(group_of(whole, query), None),
-        notice=" ".join(notice for notice in notices if notice),
+        notice=" ".join(dict.fromkeys(notice for notice in notices if notice)),
         **rest,
     )
 
@@ -229,16 +236,16 @@ def group_of(words: Words, position: int) -> int:
     )
 
 
-def _grouped(panel: Panel, words: Words) -> Panel:
+def _grouped(panel: Panel, words: Words, keys: Words) -> Panel:
     if panel.kind == "bars":
         return replace(panel, values=words.means(panel.values))
     if panel.kind == "mask":
-        return replace(panel, values=words.weights(panel.values.double()) > 0)
-    masked = None if panel.masked is None else word_mask(panel.masked, words)
-    return replace(panel, values=words.weights(panel.values), masked=masked)
+        return replace(panel, values=words.weights(panel.values.double(), keys) > 0)
+    masked = None if panel.masked is None else word_mask(panel.masked, words, keys)
+    return replace(panel, values=words.weights(panel.values, keys), masked=masked)
 
 
-def word_mask(masked: Tensor, words: Words) -> Tensor:
+def word_mask(masked: Tensor, words: Words, keys: Words | None = None) -> Tensor:
     """A mask over tokens, True where attending is forbidden, as one over words: masked are those of which
     no piece may be attended to by any piece."""
-    return words.weights((~masked).double()) == 0
+    return words.weights((~masked).double(), keys) == 0

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from typing import Any
 from urllib.parse import urlencode
 
 import probe
 from probe.capture import check_heads
-from probe.ui import limits
+from probe.ui import limits, source_target
 from probe.ui.bertviz_view import KINDS
 from probe.ui.compare import AVERAGES
 from probe.ui.effect import HOW, how_of, read_heads
@@ -26,6 +27,8 @@ from probe.ui.state import (
 
 _ONE = ("steps", "heads", "sentences", "effect")
 """The views of one of the two models."""
+_TAKEN_APART = ("masks", "steps", "effect")
+"""The views that need to know where a model's weights lie."""
 MAX_LINKED = 500
 """Characters of a text that go into an address; a longer one is left out."""
 _ASKED = {
@@ -37,6 +40,13 @@ _ASKED = {
     "how": "instead",
     "heads": "heads",
     "drawing": "bertviz",
+    "pair_model": "pair",
+    "source": "source",
+    "target": "target",
+    "kind": "kind",
+    "pair_layer": "layer",
+    "pair_head": "head",
+    "pair_drawing": "drawn",
 }
 """What the fields of ``Asked`` are called in an address; those that are as usual aren't in it."""
 
@@ -84,12 +94,19 @@ def read(params: Mapping[str, str], views: tuple[str, ...]) -> Place:
 
 def _asked(params: Mapping[str, str]) -> Asked:
     given = {field: params[name] for field, name in _ASKED.items() if name in params}
-    choices: dict[str, tuple[str, ...]] = {"how": tuple(HOW), "drawing": tuple(KINDS)}
-    fitting = {
+    choices: dict[str, tuple[str, ...]] = {
+        "how": tuple(HOW),
+        "drawing": tuple(KINDS),
+        "kind": source_target.KINDS,
+        "pair_drawing": tuple(KINDS),
+    }
+    fitting: dict[str, Any] = {
         field: value
         for field, value in given.items()
         if len(value) <= limits.MAX_CHARACTERS and (field not in choices or value in choices[field])
     }
+    for field in ("pair_layer", "pair_head"):
+        fitting[field] = _position(fitting.get(field, "")) or 0
     return Asked(**fitting)
 
 
@@ -129,17 +146,19 @@ def query(screen: Screen) -> str:
     parts = {key: value for key, value in parts.items() if value}
     usual = asdict(Asked())
     for field, value in asdict(screen.asked).items():
-        if value != usual[field] and len(value) <= MAX_LINKED:
-            parts[_ASKED[field]] = value
+        if value != usual[field] and len(str(value)) <= MAX_LINKED:
+            parts[_ASKED[field]] = str(value)
     return "?" + urlencode(parts, errors="replace")
 
 
 def python(screen: Screen) -> str:
     """Lines that compute, with the toolkit, what this screen shows."""
+    if screen.view == source_target.ID:
+        return source_target.python(screen.place(screen.asked))
     lines = ["import probe", ""]
     halves = [screen.halves[screen.focus.slot]] if screen.view in _ONE else screen.halves
     for half in halves:
-        if half.comparison is not None:
+        if half.comparison is not None and (screen.view not in _TAKEN_APART or half.comparison.model.family):
             lines += [f"model = probe.load({half.name!r})", *_lines(screen, half), ""]
     return "\n".join(lines)
 

@@ -13,10 +13,11 @@ import sys
 import threading
 import traceback
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 import torch
 
@@ -114,6 +115,8 @@ class Asked:
     from_word, to_word, versus : what the finder of "Heads" looks for.
     how, heads : what heads give instead in "Effect", and which ones; "" for the chosen one.
     drawing : bertviz's "head" or "model" view.
+    pair_model, source, target : of "Source and target"; no model at first.
+    kind, pair_layer, pair_head, pair_drawing : which of its heads is shown there, and bertviz's view of it.
     """
 
     first: str = "This coffee is great."
@@ -124,6 +127,19 @@ class Asked:
     how: str = "zero"
     heads: str = ""
     drawing: str = "head"
+    pair_model: str = ""
+    source: str = "translate English to German: The house is wonderful."
+    target: str = "Das Haus ist wunderbar."
+    kind: str = "cross"
+    pair_layer: int = 0
+    pair_head: int = 0
+    pair_drawing: str = "head"
+
+    @classmethod
+    def of(cls, values: Sequence[object]) -> Asked:
+        """From what the page sends for each field, whatever that is."""
+        usual = [field.default for field in fields(cls)]
+        return cls(*(_like(one, value) for one, value in zip(usual, values, strict=True)))
 
 
 @dataclass(frozen=True)
@@ -235,13 +251,16 @@ class _Load:
     given_up: threading.Event = field(default_factory=threading.Event)
 
 
+_Key = tuple[str, Text, bool, str | None]
+
+
 class Store:
     """Models and comparisons, each computed once and kept as long as there is room."""
 
     def __init__(self, kept_bytes: int = KEPT_BYTES) -> None:
         self._kept_bytes = kept_bytes
-        # By model, text and whether to cut it.
-        self._comparisons: OrderedDict[tuple[str, Text, bool], tuple[probe.Comparison, int]] = OrderedDict()
+        # By model, text, whether to cut it, and what a decoder is to produce.
+        self._comparisons: OrderedDict[_Key, tuple[probe.Comparison, int]] = OrderedDict()
         self._masked: OrderedDict[tuple[str, Text, bool], Recording] = OrderedDict()
         self._loads: dict[tuple[str, torch.dtype], _Load] = {}
         self._refusals: OrderedDict[str, Exception] = OrderedDict()
@@ -328,9 +347,16 @@ class Store:
             f'"{name}" is not on this machine yet: choose it in the list of models to download it.'
         )
 
-    def comparison(self, name: str, text: Text, truncate: bool = False) -> probe.Comparison:
+    def loaded(self, name: str) -> probe.Model | None:
+        """The model if it is in memory already."""
+        with self._books:
+            return self._models.get((name, torch.float32))
+
+    def comparison(
+        self, name: str, text: Text, truncate: bool = False, target: str | None = None
+    ) -> probe.Comparison:
         """The comparison of one model on one text, from memory or from one run of the model."""
-        key = (name, text, truncate)
+        key = (name, text, truncate, target)
         with self._books:
             if key in self._comparisons:
                 self._comparisons.move_to_end(key)
@@ -340,7 +366,7 @@ class Store:
             with self._books:
                 if key in self._comparisons:
                     return self._comparisons[key][0]
-            comparison = probe.compare(model, text, truncate=truncate)
+            comparison = probe.compare(model, text, target, truncate=truncate)
             with self._books:
                 self._comparisons[key] = (comparison, comparison.nbytes)
                 while len(self._comparisons) > 1 and self.held_bytes > self._kept_bytes:
@@ -386,13 +412,13 @@ def look(session: Session, slot: int, layer: float | None, head: float | None, q
         return Half(
             slot,
             name,
-            _within(layer, model.num_layers),
-            _within(head, model.num_heads),
+            within(layer, model.num_layers),
+            within(head, model.num_heads),
             query if query is not None and 0 <= query < len(comparison.encoding) else None,
             comparison,
         )
     except Exception as error:
-        place = _within(layer, _LARGEST), _within(head, _LARGEST)
+        place = within(layer, _LARGEST), within(head, _LARGEST)
         return Half(slot, name[: limits.MAX_NAME], *place, None, None, explain(error))
 
 
@@ -406,10 +432,17 @@ def _text_for(session: Session, model: probe.Model) -> Text:
     return (session.text, session.second) if session.second.strip() and model.has_pairs else session.text
 
 
+def _like(usual: Any, value: object) -> Any:
+    """A value of the same type: a text that is none becomes an empty one, and a number stays in range."""
+    if isinstance(usual, str):
+        return value if isinstance(value, str) else ""
+    return within(value, _LARGEST)
+
+
 _LARGEST = 1000  # layers or heads, where no model says how many there are
 
 
-def _within(value: float | None, count: int) -> int:
+def within(value: object, count: int) -> int:
     """A whole number from 0 to below ``count``, whatever the page sends."""
     wanted = int(value) if isinstance(value, int | float) and math.isfinite(value) else 0
     return min(max(wanted, 0), count - 1)

@@ -1,0 +1,176 @@
+"""The view of models with an encoder and a decoder: what is drawn is what the toolkit says, for each kind."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from browser.conftest import Visitor
+from playwright.sync_api import expect
+
+import probe
+import tiny
+from scripts import families
+
+SOURCE, TARGET = "the cat sat on the mat", "a small bird ate it"
+KINDS = {"encoder": 2, "decoder": 3, "cross": 3}
+"""And how many layers the tiny T5 has of each."""
+
+
+@pytest.fixture(scope="module")
+def t5(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A folder with a tiny random T5 of 2 and 3 layers, and the tokenizer of the bundled GPT-2."""
+    folder = tmp_path_factory.mktemp("t5")
+    config = transformers.T5Config(
+        vocab_size=4096,
+        d_model=32,
+        d_kv=8,
+        d_ff=48,
+        num_layers=2,
+        num_decoder_layers=3,
+        num_heads=4,
+        decoder_start_token_id=0,
+        pad_token_id=0,
+        eos_token_id=0,
+    )
+    family = families.Family("t5", lambda: transformers.T5ForConditionalGeneration(config), gain=1.5)
+    families.build(family).save_pretrained(folder)
+    for name in tiny.TOKENIZER_FILES:
+        if (tiny.GPT2_STORIES / name).is_file():
+            shutil.copy(tiny.GPT2_STORIES / name, Path(folder) / name)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def comparison(t5: str) -> probe.Comparison:
+    return probe.compare(t5, SOURCE, TARGET)
+
+
+def opened(visitor: Visitor, t5: str, **more: Any) -> None:
+    visitor.open("source-target", pair=t5, source=SOURCE, target=TARGET, **more)
+    visitor.page.locator("#source-target canvas").first.wait_for()
+
+
+def shown(number: str) -> float:
+    return float(number.replace("−", "-"))
+
+
+def test_from_an_empty_page_to_every_kind(
+    visitor: Visitor, t5: str, comparison: probe.Comparison, gpt2: probe.Model
+) -> None:
+    visitor.open("source-target")
+    page = visitor.page
+    expect(page.locator("#source-target .af-notice")).to_contain_text("No model is loaded. Name one")
+    expect(page.locator("#pair-drawing")).to_be_hidden()
+    for box, text in (("source", SOURCE), ("target", TARGET)):
+        page.locator(f"#pair-{box} textarea").fill(text)
+    model = page.locator("#pair-model input")
+    model.fill(t5)
+    visitor.wait_for_new("source-target", lambda: model.press("Enter"))
+    expect(page.locator("#source-target-verdict")).to_contain_text(comparison.report.verdict)
+    assert "Checked from query and key." in comparison.report.verdict
+    # The last layer and head of each kind: the sliders go as far as the kind does.
+    for kind, layers in KINDS.items():
+        radio = page.locator(f"#pair-kind input[value={kind}]")
+        visitor.wait_for_new("source-target", lambda radio=radio: radio.check())
+        for name, count in (("layer", layers), ("head", 4)):
+            slider = page.locator(f"#pair-{name} input[type=range]")
+            expect(slider).to_have_attribute("max", str(count - 1))
+            if slider.input_value() != str(count - 1):
+                visitor.wait_for_new("source-target", lambda slider=slider: slider.press("End"))
+        queries, keys = comparison.sides(kind)
+        figure = visitor.figure("source-target")
+        chips = figure.root.locator(".af-chips").all()
+        assert [chip.locator(".af-chip > span").all_text_contents() for chip in chips] == [
+            list(side.tokens) for side in ((queries, keys) if kind == "cross" else (queries,))
+        ]
+        place = layers - 1, 3, kind
+        for row, column in ((1, 0), (len(queries) - 1, len(keys) - 1), (2, 1)):
+            said = figure.point(row, column)
+            assert said["where"] == (f"query {queries.tokens[row]}{row} → key {keys.tokens[column]}{column}")
+            for name, weights in (
+                ("from scratch", comparison.from_scratch(*place)),
+                ("model", comparison.from_model(*place)),
+            ):
+                assert shown(said[name]) == pytest.approx(float(weights[row, column]), abs=6e-7)
+
+
+def test_a_link_opens_the_same_head_and_its_python_gives_the_same(
+    visitor: Visitor, t5: str, comparison: probe.Comparison, capsys: pytest.CaptureFixture[str]
+) -> None:
+    opened(visitor, t5, kind="decoder", layer="2", head="3")
+    figure = visitor.figure("source-target")
+    said = figure.point(3, 2)
+    assert shown(said["model"]) == pytest.approx(
+        float(comparison.from_model(2, 3, "decoder")[3, 2]), abs=6e-7
+    )
+    code = visitor.page.locator(".pg-code")
+    expect(code).to_contain_text("comparison.from_scratch(2, 3, 'decoder')")
+    lines: dict[str, Any] = {}
+    exec(code.locator("pre").text_content() or "", lines)
+    assert comparison.report.verdict in capsys.readouterr().out
+    made = lines["comparison"]
+    assert torch.equal(made.difference(2, 3, "decoder"), comparison.difference(2, 3, "decoder"))
+
+
+def test_a_cell_of_the_errors_opens_its_head(visitor: Visitor, t5: str, comparison: probe.Comparison) -> None:
+    opened(visitor, t5)
+    page, errors = visitor.page, visitor.figure("source-target-errors")
+    said = errors.point(2, 1)
+    check = comparison.check(2, 1, "cross")
+    assert said["where"] == "layer 2, head 1"
+    assert shown(said["largest difference"]) == pytest.approx(check.max_abs_error, rel=1e-3)
+    canvas = errors.root.locator("canvas.af-over")
+    visitor.wait_for_new("source-target", lambda: canvas.click(position=errors.place(2, 1)))
+    expect(page.locator("#pair-layer input[type=range]")).to_have_value("2")
+    expect(page.locator("#source-target .af-subtitle")).to_contain_text("cross layer 2, head 1")
+
+
+@pytest.mark.parametrize("drawing", ["head", "model"])
+@pytest.mark.parametrize("kind", ["encoder", "cross"])
+def test_bertviz_draws_it(
+    visitor: Visitor, t5: str, comparison: probe.Comparison, kind: str, drawing: str
+) -> None:
+    opened(visitor, t5, kind=kind, layer="1", drawn=drawing)
+    visitor.page.locator("#source-target-frames [data-painted]").wait_for()
+    frame = visitor.page.frame_locator("#source-target-frames iframe")
+    queries, keys = comparison.sides(kind)
+    if drawing == "head":
+        expect(frame.locator("#layer")).to_have_value("1")
+        # The first of the target, its start token, is too long to be written out.
+        for side, tokens in (("left", queries.tokens), ("right", keys.tokens)):
+            assert frame.locator(f"#{side} text").all_text_contents()[1:] == list(tokens)[1:]
+    within = "#attention line" if drawing == "head" else "#vis line"
+    drawn = frame.locator(within).evaluate_all("lines => lines.map(line => line.__data__)")
+    layers = [1] if drawing == "head" else range(KINDS[kind])
+    maps = [comparison.from_model(layer, head, kind) for layer in layers for head in range(4)]
+    expected = torch.stack(maps).flatten()
+    torch.testing.assert_close(torch.tensor(drawn), expected, rtol=0, atol=5.1e-5)
+    sandbox = visitor.page.locator("#source-target-frames iframe").get_attribute("sandbox")
+    assert sandbox == "allow-scripts"
+
+
+@pytest.mark.parametrize(
+    ("model", "problem"),
+    [
+        ("bert", "has no decoder beside an encoder"),
+        ("no such folder", "no such folder"),
+        ("google-t5/t5-small", "is not on this machine"),
+        ("<img src=x onerror=alert(1)>", "<img src=x onerror=alert(1)>"),
+    ],
+)
+def test_what_cannot_be_shown_is_said(visitor: Visitor, model: str, problem: str) -> None:
+    visitor.open("source-target", pair=model)
+    expect(visitor.page.locator("#source-target .af-notice")).to_contain_text(problem)
+    expect(visitor.page.locator("#pair-drawing")).to_be_hidden()
+
+
+def test_the_slots_above_say_where_such_a_model_belongs(visitor: Visitor, t5: str) -> None:
+    visitor.open("compare", a=t5)
+    expect(visitor.page.locator("#compare-a .af-notice")).to_contain_text(
+        "has an encoder and a decoder. It has a view of its own, Source and target."
+    )
