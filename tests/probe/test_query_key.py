@@ -281,6 +281,17 @@ def test_flat_and_peaky_weights_pass(name: str, gain: float) -> None:
         assert report.passed, report
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ["t5", "gptj", "gpt_oss"])
+def test_in_half_precision(name: str, dtype: torch.dtype) -> None:
+    family = next(one for one in families.FAMILIES if one.name == name)
+    model = probe.load(families.build(family).to(dtype), tokenizer=families.numbers())
+    targets = families.drawn(40, 9, seed=4) if model.has_target else None
+    report = probe.verify(model, families.drawn(50, 13), targets)
+    assert report.passed, report
+    assert report.tolerance <= 50 * torch.finfo(dtype).eps / 2
+
+
 @pytest.mark.parametrize("name", ["t5", "bart"])
 def test_in_float64(name: str) -> None:
     tokenizer = AutoTokenizer.from_pretrained(tiny.minilm_folder())
