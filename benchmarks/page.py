@@ -17,7 +17,8 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from playwright.sync_api import Error, Page, sync_playwright
@@ -60,27 +61,44 @@ def opened(page: Page, address: str, limit: float = 120.0) -> None:
     page.locator("#compare-b [data-painted]").wait_for(timeout=limit * 1000)
 
 
+def browser_path() -> str:
+    """Chromium or Chrome."""
+    program = next((path for name in BROWSERS if (path := shutil.which(name))), None)
+    if program is None:
+        raise SystemExit("No Chromium or Chrome is installed.")
+    return program
+
+
+@contextmanager
+def app() -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+    """``python app.py``: where it will answer, and its process."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    environment = {**os.environ, "GRADIO_SERVER_PORT": str(port)}
+    server = subprocess.Popen(
+        [sys.executable, str(ROOT / "app.py")], env=environment, stdout=subprocess.DEVNULL
+    )
+    try:
+        yield f"http://127.0.0.1:{port}/", server
+    finally:
+        server.terminate()
+        server.wait()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--words", type=int, default=18)
     options = parser.parse_args()
-    program = next((path for name in BROWSERS if (path := shutil.which(name))), None)
-    if program is None:
-        raise SystemExit("No Chromium or Chrome is installed.")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    environment = {**os.environ, "GRADIO_SERVER_PORT": str(port)}
     with sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu"])
+        browser = driver.chromium.launch(
+            executable_path=browser_path(), args=["--no-sandbox", "--disable-gpu"]
+        )
         page = browser.new_page(viewport={"width": 1440, "height": 900})
         start = time.perf_counter()
-        server = subprocess.Popen(
-            [sys.executable, str(ROOT / "app.py")], env=environment, stdout=subprocess.DEVNULL
-        )
-        try:
-            opened(page, f"http://127.0.0.1:{port}/")
+        with app() as (address, _):
+            opened(page, address)
             print(f"from python app.py to the first result: {time.perf_counter() - start:.1f} s")
             page.wait_for_timeout(PAUSE)
             box, slider = page.locator("#sentence textarea"), page.locator("#head-a input[type=range]")
@@ -100,10 +118,7 @@ def main() -> None:
                     f"{what}: median {statistics.median(seconds):.2f} s of {len(seconds)}, "
                     f"{min(seconds):.2f} to {max(seconds):.2f} s"
                 )
-        finally:
-            server.terminate()
-            server.wait()
-            browser.close()
+        browser.close()
 
 
 if __name__ == "__main__":

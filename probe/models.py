@@ -460,7 +460,8 @@ def _load_folder(
     if tokenizer is None and getattr(network_class, "main_input_name", "input_ids") == "input_ids":
         tokenizer = _tokenizer(folder, local)
     try:
-        with _progress(folder):
+        # Not even beside a run: it sets the default dtype and the ways of initialising for the whole process.
+        with backend.LOCK, _progress(folder):
             hf, info = network_class.from_pretrained(
                 folder,
                 config=config,

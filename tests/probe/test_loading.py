@@ -14,16 +14,18 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import PreTrainedModel
 
 import probe
 from probe import ProbeError, models
-from tiny import minilm_folder
+from tiny import GPT2_STORIES, minilm_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 SENTENCE = "The cat sat on the mat because it was warm."
@@ -517,6 +519,26 @@ def test_the_default_pair_never_asks_the_network(silent_server: int, tmp_path: P
     )
     # Each would wait for six seconds if it asked.
     assert names == ["all-MiniLM-L6-v2", "gpt2-stories"] and seconds < 6
+
+
+def test_threads_load_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While transformers loads a model it changes settings of torch that hold for the whole process."""
+    real, inside, most = PreTrainedModel.from_pretrained.__func__, 0, 0
+
+    def counted(cls: type, *args: Any, **options: Any) -> Any:
+        nonlocal inside, most
+        inside += 1
+        most = max(most, inside)
+        time.sleep(0.1)
+        inside -= 1
+        return real(cls, *args, **options)
+
+    monkeypatch.setattr(PreTrainedModel, "from_pretrained", classmethod(counted))
+    with ThreadPoolExecutor(4) as pool:
+        loaded = list(pool.map(lambda _: probe.load("gpt2-stories"), range(4)))
+    weights = load_file(GPT2_STORIES / "model.safetensors")["transformer.wte.weight"]
+    assert all(torch.equal(model.hf.get_input_embeddings().weight, weights) for model in loaded)
+    assert most == 1
 
 
 def test_offline_by_variable(monkeypatch: pytest.MonkeyPatch) -> None:
