@@ -14,13 +14,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from probe import page
 from probe.ablation import Ranking
 from probe.capture import Run
 from probe.comparison import Comparison
 from probe.errors import ProbeError
 from probe.finding import FoundHeads
-from probe.formats import arrays, pictures, tables, workbooks
+from probe.formats import arrays, pages, pictures, tables, workbooks
 from probe.masking import MaskComparison
 from probe.measures import HeadMeasures, Rollout
 from probe.report import Report
@@ -102,15 +101,6 @@ class Format:
         return dict(fields), numbers, found.get("picture")
 
 
-def _page(body: bytes, result: Run, fields: Mapping[str, Any], numbers: Numbers) -> bytes:
-    return page.page_html(result, fields)
-
-
-def _from_page(content: bytes, beside: bytes) -> dict[str, Any]:
-    fields, numbers = page.read_page(content)
-    return {"manifest": fields, "numbers": numbers}
-
-
 def _picture(suffix: str, pack: Any, unpack: Any) -> Format:
     kinds = (Run, MaskComparison, TextComparison, Comparison, Report, Rollout)
     beside = arrays.packed if suffix == "pdf" else None
@@ -139,9 +129,7 @@ FORMATS: dict[str, Format] = {
     ),
     "json": Format(_ALL, arrays.pack_json, arrays.unpack_json),
     "npz": Format(_ALL, arrays.pack_npz, arrays.unpack_npz),
-    "html": Format(
-        (Run,), _page, _from_page, lambda run, _: page.page_numbers(run), rounded=2 * page.PRECISION
-    ),
+    "html": Format((Run,), pages.pack, pages.unpack, pages.numbers, rounded=pages.ROUNDED),
     "xlsx": Format((Trace,), workbooks.pack, workbooks.unpack, workbooks.numbers, editable=True),
     "png": _picture("png", pictures.pack_png, pictures.unpack_png),
     "svg": _picture("svg", pictures.pack_svg, pictures.unpack_svg),

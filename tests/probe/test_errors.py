@@ -24,7 +24,7 @@ def test_each_place_has_its_words(gpt2: probe.Model) -> None:
     problem = f"The text has {tokens} tokens, special tokens included; this model takes at most 256."
     assert str(caught.value) == f"{problem} Shorten it, or have it cut: truncate=True."
     assert caught.value.told("command") == f"{problem} Shorten it, or have it cut: --truncate."
-    assert caught.value.told("page") == f"{problem} Shorten it."
+    assert caught.value.told("page") == f'{problem} Shorten it, or tick "Cut texts that are too long".'
     with pytest.raises(ProbeError) as caught:
         probe.verify(gpt2, ["Hi", text])
     assert caught.value.told("command") == f"Text 1 of 2: {problem} Shorten it, or have it cut: --truncate."

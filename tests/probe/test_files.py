@@ -110,7 +110,7 @@ def test_numbers_hold(exported: dict[tuple[str, str], Path], what: str, suffix: 
     result = probe.reproduce(exported[what, suffix])
     assert result.holds and result.reasons == ()
     assert result.max_difference <= 1e-15  # the same machine: bit for bit, but for a workbook's 16 digits
-    assert result.tolerance == (2e-3 if suffix == "html" else 1e-5)
+    assert result.tolerance == (2 * page.PRECISION if suffix == "html" else 1e-5)
     assert (TEXT in result.manifest.texts) or (("a pair", TEXT) in result.manifest.texts)
 
 

@@ -1,0 +1,31 @@
+"""HTML: all heads of a run to look at. What draws is imported when it is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from probe.capture import Run
+from probe.results import Numbers, Place
+
+# A page rounds to ``page.PRECISION``, so two roundings of one number are at most twice that apart.
+ROUNDED = 2e-3
+
+
+def pack(body: bytes, result: Run, fields: Mapping[str, Any], numbers: Numbers) -> bytes:
+    from probe.page import page_html
+
+    return page_html(result, fields)
+
+
+def unpack(content: bytes, beside: bytes) -> dict[str, Any]:
+    from probe.page import read_page
+
+    fields, numbers = read_page(content)
+    return {"manifest": fields, "numbers": numbers}
+
+
+def numbers(result: Run, place: Place) -> Numbers:
+    from probe.page import page_numbers
+
+    return page_numbers(result)
