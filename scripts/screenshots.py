@@ -1,8 +1,10 @@
 """Pictures of every view for the README and the documentation: light, dark and on a phone.
 
-    python scripts/screenshots.py [folder]
+    python scripts/screenshots.py [folder] [model]
 
-Needs playwright and an installed Chromium or Chrome. Writes ``docs/images/<view>-<kind>.png`` by default.
+Needs playwright and an installed Chromium or Chrome. Writes ``docs/images/<view>-<kind>.png`` by default. The
+view of models with an encoder and a decoder needs one that is on this machine (google-t5/t5-small, say, or a
+folder); without it that view is left out.
 """
 
 from __future__ import annotations
@@ -12,11 +14,13 @@ import shutil
 import sys
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 from playwright.sync_api import Browser, sync_playwright
 
 ROOT = Path(__file__).resolve().parent.parent
 VIEWS = ("compare", "masks", "steps", "verify", "heads", "sentences", "effect", "bertviz", "learn")
+PAIR = "source-target"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 KINDS: dict[str, dict[str, Any]] = {
     "light": {"viewport": {"width": 1360, "height": 900}, "color_scheme": "light"},
@@ -26,12 +30,12 @@ KINDS: dict[str, dict[str, Any]] = {
 TALLEST = 1800  # pixels of the page that go into a picture
 
 
-def picture(browser: Browser, address: str, view: str, kind: str, path: Path) -> None:
-    """One view, painted, from the top of the page."""
+def picture(browser: Browser, address: str, view: str, kind: str, path: Path, model: str) -> None:
+    """One view, painted, from the top of the page; ``model`` is for the view that has one of its own."""
     settings = KINDS[kind]
     context = browser.new_context(**settings)
     page = context.new_page()
-    page.goto(f"{address}?view={view}")
+    page.goto(f"{address}?{urlencode({'view': view, **({'pair': model} if view == PAIR else {})})}")
     page.locator(f"#tab-{view} [data-painted]").last.wait_for()
     height = min(TALLEST, page.evaluate("document.documentElement.scrollHeight"))
     width = settings["viewport"]["width"]
@@ -46,6 +50,7 @@ def main() -> None:
     from probe.ui import build, launch_options
 
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "docs" / "images"
+    model = sys.argv[2] if len(sys.argv) > 2 else ""
     folder.mkdir(parents=True, exist_ok=True)
     program = next((path for name in BROWSERS if (path := shutil.which(name))), None)
     if program is None:
@@ -54,10 +59,10 @@ def main() -> None:
     demo.queue().launch(prevent_thread_lock=True, quiet=True, **launch_options())
     with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu"])
-        for view in VIEWS:
+        for view in (*VIEWS, *([PAIR] if model else [])):
             for kind in KINDS:
                 path = folder / f"{view}-{kind}.png"
-                picture(browser, demo.local_url, view, kind, path)
+                picture(browser, demo.local_url, view, kind, path, model)
                 print(path)
         browser.close()
     demo.close()

@@ -30,10 +30,10 @@ from probe import (
     TextComparison,
     Trace,
 )
-from probe.formats import formats_of
+from probe.formats import FORMATS, formats_of
 from probe.results import Result
-from probe.ui import effect, heads, masks, widgets
-from probe.ui.state import Half, Screen, explain
+from probe.ui import effect, heads, masks, source_target, widgets
+from probe.ui.state import STORE, Half, Screen, explain
 
 MAX_BYTES = 25_000_000
 """Of one file; the page takes it whole."""
@@ -69,13 +69,18 @@ class Offer:
     @property
     def formats(self) -> tuple[str, ...]:
         """The endings that are offered; of all heads only the page, which stays small."""
-        return ("html",) if self.kind is Run else formats_of(self.kind)
+        if self.kind is Run:
+            return ("html",)
+        whole = self.kind is Comparison and self.head is None
+        return tuple(name for name in formats_of(self.kind) if not (whole and FORMATS[name].one_head))
 
 
 def offers(screen: Screen) -> list[Offer]:
     """What the view in sight has to offer."""
+    if screen.view == source_target.ID:
+        return list(_of_pair(screen))
     shown = screen.halves if screen.view in _OF_BOTH else (screen.halves[screen.focus.slot],)
-    return [offer for half in shown if half.comparison is not None for offer in _of_half(screen, half)]
+    return [offer for half in shown if screen.shows(half) for offer in _of_half(screen, half)]
 
 
 def _of_half(screen: Screen, half: Half) -> Iterator[Offer]:
@@ -91,10 +96,8 @@ def _of_half(screen: Screen, half: Half) -> Iterator[Offer]:
         make: Callable[[], Result],
         head: tuple[int, int] | None = None,
     ) -> Offer:
-        slug = re.sub(r"[^A-Za-z0-9.-]+", "-", model.name).strip("-")[-60:]
-        return Offer(
-            f"{half.slot} {file}", f"{model.name}, {what}", kind, f"{slug}-{file}", make, model, head
-        )
+        name = f"{_slug(model)}-{file}"
+        return Offer(f"{half.slot} {file}", f"{model.name}, {what}", kind, name, make, model, head)
 
     named = f"layer-{half.layer}-head-{half.head}"
     if screen.view == "compare" and screen.options.average == "head":
@@ -146,6 +149,27 @@ def _changed(screen: Screen, half: Half, offer: Callable[..., Offer]) -> Iterato
     yield offer(
         Ablation, f"heads {written}: {effect.HOW[how]}", f"heads-{named}-{how.replace(' ', '-')}", make
     )
+
+
+def _of_pair(screen: Screen) -> Iterator[Offer]:
+    """Of the model with an encoder and a decoder, once it is loaded."""
+    asked, cut = screen.asked, screen.session.truncate
+    model = STORE.loaded(asked.pair_model.strip())
+    if model is None or not model.has_target:
+        return
+    given: dict[str, Any] = {"target": asked.target, "truncate": cut}
+    slug = _slug(model)
+    for kind, what, make in (
+        (Report, "errors of all heads", partial(probe.verify, model, asked.source, **given)),
+        (Comparison, "maps of all heads, twice", partial(probe.compare, model, asked.source, **given)),
+        (Run, "all heads", partial(probe.attend, model, asked.source, **given)),
+    ):
+        file = f"{slug}-{kind.__name__.lower()}"
+        yield Offer(f"pair {what}", f"{model.name}, {what}", kind, file, make, model)
+
+
+def _slug(model: probe.Model) -> str:
+    return re.sub(r"[^A-Za-z0-9.-]+", "-", model.name).strip("-")[-60:]
 
 
 def _found(screen: Screen, comparison: Comparison, offer: Callable[..., Offer]) -> Iterator[Offer]:

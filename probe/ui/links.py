@@ -27,8 +27,6 @@ from probe.ui.state import (
 
 _ONE = ("steps", "heads", "sentences", "effect")
 """The views of one of the two models."""
-_TAKEN_APART = ("masks", "steps", "effect")
-"""The views that need to know where a model's weights lie."""
 MAX_LINKED = 500
 """Characters of a text that go into an address; a longer one is left out."""
 _ASKED = {
@@ -158,7 +156,7 @@ def python(screen: Screen) -> str:
     lines = ["import probe", ""]
     halves = [screen.halves[screen.focus.slot]] if screen.view in _ONE else screen.halves
     for half in halves:
-        if half.comparison is not None and (screen.view not in _TAKEN_APART or half.comparison.model.family):
+        if screen.shows(half):
             lines += [f"model = probe.load({half.name!r})", *_lines(screen, half), ""]
     return "\n".join(lines)
 

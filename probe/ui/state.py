@@ -184,6 +184,10 @@ class Half:
         return words[-1] if words else len(encoding) - 1
 
 
+_TAKEN_APART = ("masks", "steps", "effect")
+"""The views that need to know where a model's weights lie."""
+
+
 @dataclass(frozen=True)
 class Screen:
     """Everything a view needs to show itself."""
@@ -198,6 +202,12 @@ class Screen:
     def stamp(self, half: Half) -> str:
         """Tells this result from every other one; comes back from the page once it is painted."""
         return f"{self.view} {half.layer}.{half.head} {digest(self.session, half.name, self.options)}"
+
+    def shows(self, half: Half) -> bool:
+        """Whether the view in sight has something of this model to show."""
+        if half.comparison is None:
+            return False
+        return self.view not in _TAKEN_APART or half.comparison.model.family is not None
 
     def place(self, asked: Asked) -> Place:
         """What a view that draws by itself is to draw; ``asked`` of its own controls, the rest as usual."""

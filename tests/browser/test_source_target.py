@@ -14,6 +14,8 @@ from playwright.sync_api import expect
 
 import probe
 import tiny
+from probe.ui import downloads
+from probe.ui.state import STORE, Asked, Screen, Session, look
 from scripts import families
 
 SOURCE, TARGET = "the cat sat on the mat", "a small bird ate it"
@@ -152,6 +154,23 @@ def test_bertviz_draws_it(
     torch.testing.assert_close(torch.tensor(drawn), expected, rtol=0, atol=5.1e-5)
     sandbox = visitor.page.locator("#source-target-frames iframe").get_attribute("sandbox")
     assert sandbox == "allow-scripts"
+
+
+def test_files_of_it_are_made_again(t5: str, tmp_path: Path) -> None:
+    session = Session(SOURCE)
+    halves = look(session, 0, 0, 0, None), look(session, 1, 0, 0, None)
+    asked = Asked(pair_model=t5, source=SOURCE, target=TARGET)
+    screen = Screen(session, halves, view="source-target", asked=asked)
+    STORE.model(t5)
+    offers = {offer.kind: offer for offer in downloads.offers(screen)}
+    assert list(offers) == [probe.Report, probe.Comparison, probe.Run]
+    assert offers[probe.Comparison].formats == ("json", "npz")
+    for kind, suffix in ((probe.Report, "json"), (probe.Comparison, "npz"), (probe.Run, "html")):
+        name, content = downloads.write(offers[kind], suffix)
+        (tmp_path / name).write_bytes(content)
+        again = probe.reproduce(tmp_path / name)
+        assert again.holds, again.reasons
+        assert again.manifest.targets == (TARGET,)
 
 
 @pytest.mark.parametrize(
