@@ -200,7 +200,7 @@ class Verify:
             yield [widgets.verdict([("none", explain(error))], ""), widgets.code(""), *shown]
             return
         verdicts: list[tuple[str, str]] = []
-        checked: list[str] = []
+        checked: list[tuple[str, list[int]]] = []
         for slot, name in enumerate(session.models):
             title = full_name(name)
             reports: dict[int, Report] = {}
@@ -222,21 +222,29 @@ class Verify:
                 shown[slot] = picture(reports, stamp, None, f"; {on}, {one.dtype}")
                 shown[2 + slot] = listing(reports, every, together)
                 verdicts.append(_verdict(reports))
-                checked.append(name)
+                checked.append((name, list(reports)))
             verdicts += [("none", f"{title}, {sentence}") for sentence in refused]
         code = python(checked, lines, dtype, session.truncate)
         yield [widgets.verdict(verdicts, "done"), widgets.code(code), *shown]
 
 
-def python(models: Sequence[str], texts: Sequence[str], dtype: str, truncate: bool) -> str:
-    """Lines that check models on texts as ``Verify.check`` does."""
+def python(
+    checked: Sequence[tuple[str, Sequence[int]]], texts: Sequence[str], dtype: str, truncate: bool
+) -> str:
+    """Lines that check models on texts as ``Verify.check`` does.
+
+    ``checked`` are the models' names, each with the numbers of the texts that it took.
+    """
     load, needs = "", ["import probe"]
     if dtype != "float32":
         load, needs = f", dtype=torch.{dtype}", ["import torch", "", "import probe"]
     verify = f"probe.verify(model, text{', truncate=True' if truncate else ''})"
     lines = [*needs, "", "texts = [", *(f"    {text!r}," for text in texts), "]"]
-    for name in models:
-        lines += ["", f"model = probe.load({name!r}{load})", "for text in texts:", f"    print({verify})"]
+    for name, numbers in checked:
+        taken = "texts"
+        if len(numbers) < len(texts):
+            taken = f"[{', '.join(f'texts[{number - 1}]' for number in numbers)}]"
+        lines += ["", f"model = probe.load({name!r}{load})", f"for text in {taken}:", f"    print({verify})"]
     return "\n".join([*lines, ""])
 
 

@@ -59,10 +59,10 @@ def no_table() -> dict[str, Any]:
 
 
 def code(lines: str) -> dict[str, Any]:
-    """Lines of Python that reproduce what is shown; "" for none."""
-    return {"widget": "code", "code": lines}
+    """Lines of Python that repeat a check; "" for none."""
+    return {"widget": "code", "title": "This check in Python", "code": lines}
 
 
-def share(query: str, code: str) -> dict[str, Any]:
+def share(query: str, lines: str) -> dict[str, Any]:
     """The address of this view and the lines of Python that reproduce it."""
-    return {"widget": "share", "query": query, "code": code}
+    return {"widget": "share", "title": "This view in Python", "query": query, "code": lines}

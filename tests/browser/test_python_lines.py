@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -133,3 +134,28 @@ def test_a_list_of_texts(visitor: Visitor, dtype: str) -> None:
         head = max(report.heads[5].max_abs_error for report in three)
         read = visitor.figure(f"batch-{'ab'[slot]}").point(0, 5)["largest difference"]
         assert number(read) == pytest.approx(head, rel=1e-3)
+
+
+def test_a_list_with_a_text_that_one_model_refuses(visitor: Visitor) -> None:
+    visitor.open("verify")
+    page = visitor.page
+    page.get_by_text("Check more sentences").click()
+    page.locator("#texts textarea").fill(f"draw a map\n{LONG}\nThe cat sat")
+    page.locator("#check").click()
+    page.locator("#batch-progress [data-painted=done]").wait_for()
+    said = page.locator("#batch-progress .pg-line").all_text_contents()
+    assert said[2].startswith("–gpt2-stories, text 2: The text has 300 tokens")
+    page.locator("#batch-code pre").wait_for(state="attached")
+    reports = printed(page.locator("#batch-code pre"))
+    assert [(report.model, report.texts[0]) for report in reports] == [
+        *(("all-MiniLM-L6-v2", text) for text in ("draw a map", LONG, "The cat sat")),
+        *(("gpt2-stories", text) for text in ("draw a map", "The cat sat")),
+    ]
+    worst = max(reports[3:], key=lambda report: report.heads[0].max_abs_error)
+    row = (
+        page.locator("#batch-table-b tbody tr")
+        .filter(has=page.locator("td:nth-child(1)", has_text="0"))
+        .filter(has=page.locator("td:nth-child(2)", has_text=re.compile("^0$")))
+    )
+    text = {"draw a map": 1, "The cat sat": 3}[worst.texts[0]]
+    assert (row.first.locator("td").last.text_content() or "").startswith(f"text {text}: ")

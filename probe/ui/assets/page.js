@@ -105,7 +105,7 @@
     bar.append(...buttons, copyButton("Copy as Python", () => value.code));
     const details = make("details", "pg-code");
     details.open = open;
-    details.append(make("summary", "", "This view in Python"));
+    details.append(make("summary", "", value.title));
     const lines = make("pre", "", value.code);
     lines.tabIndex = 0;
     details.append(lines);
