@@ -48,7 +48,7 @@ def describe(screen: Screen, half: Half) -> dict[str, Any]:
                 "from scratch",
                 ours,
                 masked=masked,
-                note="computed here from the model's weights, step by step",
+                note=f"computed here {comparison.report.check}, step by step",
             ),
             Panel(
                 "The model's own",

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import gradio as gr
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -14,8 +18,9 @@ from playwright.sync_api import expect
 
 import probe
 import tiny
-from probe.ui import downloads
-from probe.ui.state import STORE, Asked, Screen, Session, look
+from probe.ui import downloads, source_target
+from probe.ui.app import Page
+from probe.ui.state import STORE, Asked, Options, Place, Screen, Session, look
 from scripts import families
 
 SOURCE, TARGET = "the cat sat on the mat", "a small bird ate it"
@@ -171,6 +176,43 @@ def test_files_of_it_are_made_again(t5: str, tmp_path: Path) -> None:
         again = probe.reproduce(tmp_path / name)
         assert again.holds, again.reasons
         assert again.manifest.targets == (TARGET,)
+
+
+def test_words_and_hidden_special_tokens_on_both_sides(t5: str, comparison: probe.Comparison) -> None:
+    asked = Asked(pair_model=t5, source=SOURCE, target=TARGET, kind="cross")
+    place = Place("source-target", Session(), 0, options=Options(hide_special=True, words=True), asked=asked)
+    drawn = source_target.picture(place, comparison)
+    # The target's start token is left out as a query; no key is special.
+    assert drawn["row"]["labels"] == TARGET.split() and drawn["row"]["index"] == [1, 2, 3, 4, 5]
+    assert drawn["col"]["labels"] == SOURCE.split() and drawn["hidden"] is None
+    values = np.frombuffer(base64.b64decode(drawn["panels"][1]["data"]), "<f4").reshape(5, 6)
+    np.testing.assert_allclose(values, comparison.from_model(0, 0, "cross")[1:], rtol=0, atol=1e-6)
+    # In the decoder that token is a key too, and its weight is told.
+    decoder = replace(place, asked=replace(asked, kind="decoder"))
+    drawn = source_target.picture(decoder, comparison)
+    hidden = np.frombuffer(base64.b64decode(drawn["hidden"]), "<f4")
+    np.testing.assert_allclose(hidden, comparison.from_model(0, 0, "decoder")[1:, 0], rtol=0, atol=1e-6)
+
+
+def test_the_example_fills_in_all_three(visitor: Visitor) -> None:
+    visitor.open("source-target")
+    page = visitor.page
+    page.locator("#pair-source textarea").fill("something else")
+    visitor.wait_for_new("source-target", page.locator("#pair-example").click)
+    expect(page.locator("#pair-model input")).to_have_value("google-t5/t5-small")
+    expect(page.locator("#pair-source textarea")).to_have_value(Asked.source)
+    # There is no network here.
+    expect(page.locator("#source-target .af-notice")).to_contain_text("google-t5/t5-small")
+    expect(page.locator("#source-target .af-title")).to_have_text("google-t5/t5-small")
+    expect(page.locator("#pair-give-up")).to_be_hidden()
+
+
+def test_a_space_has_no_such_view(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPACE_ID", "someone/something")
+    with gr.Blocks():
+        page = Page()
+    assert page.pair.tab.visible is False
+    assert page.ids[-2:] == ("bertviz", "learn")
 
 
 @pytest.mark.parametrize(
