@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 import torch
 import transformers
 from browser.conftest import Visitor
+from browser.test_accessibility import faults
 from playwright.sync_api import expect
 
 import probe
@@ -205,6 +207,17 @@ def test_the_example_fills_in_all_three(visitor: Visitor) -> None:
     expect(page.locator("#source-target .af-notice")).to_contain_text("google-t5/t5-small")
     expect(page.locator("#source-target .af-title")).to_have_text("google-t5/t5-small")
     expect(page.locator("#pair-give-up")).to_be_hidden()
+
+
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1440), ("dark", 390)])
+def test_no_serious_fault(visit: Callable[..., Visitor], t5: str, scheme: str, width: int) -> None:
+    empty, visitor = (visit(width=width, height=900, color_scheme=scheme) for _ in range(2))
+    empty.open("source-target")
+    assert faults(empty.page) == []
+    opened(visitor, t5)
+    visitor.page.locator("#source-target-frames [data-painted]").wait_for()
+    assert visitor.page.evaluate("document.documentElement.scrollWidth") == width
+    assert faults(visitor.page) == []
 
 
 def test_a_space_has_no_such_view(monkeypatch: pytest.MonkeyPatch) -> None:
