@@ -8,11 +8,10 @@ from typing import Any
 from urllib.parse import urlencode
 
 import probe
-from probe.capture import check_heads
 from probe.ui import limits, source_target
 from probe.ui.bertviz_view import KINDS
 from probe.ui.compare import AVERAGES
-from probe.ui.effect import HOW, how_of, read_heads
+from probe.ui.effect import HOW, chosen_heads, how_of
 from probe.ui.heads import find
 from probe.ui.state import (
     DEFAULT_HEADS,
@@ -206,8 +205,7 @@ def _changing(half: Half, asked: Asked, cut: str) -> list[str]:
     """What changes the chosen heads; nothing where there are no such heads."""
     assert half.comparison is not None
     try:
-        heads = read_heads(asked.heads) or [(half.layer, half.head)]
-        check_heads(half.comparison.model, heads)
+        heads = chosen_heads(half, asked)
     except probe.ProbeError:
         return []
     text = half.comparison.encoding.text
