@@ -18,6 +18,7 @@ PAINTED = {
     "Two sentences": "#sentences-both [data-painted]",
     "Effect": "#effect-figure [data-painted]",
     "bertviz": "#bertviz-frames iframe",
+    "Source and target": "#tab-source-target button",
     "Learn": "#tab-learn .ln",
 }
 """Each view, and what is there when it is filled."""
