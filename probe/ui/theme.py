@@ -156,8 +156,8 @@ def launch_options() -> dict[str, Any]:
 
     Gradio keeps 0.6 MB for each visitor until it forgets the one who has been away longest; the results that
     are kept are bounded too (``state.KEPT_BYTES``, and a few runs under the other mask). The whole process,
-    both models and torch included, was measured at 1.8 GB after 6 texts of 120 words from each of 20 visitors,
-    and at 2.4 GB after 10 (``benchmarks/visitors.py``).
+    both models and torch included, was measured at 1.8 GB after 6 texts of 120 words from each of 20
+    visitors, and at 2.4 GB after 10 (``benchmarks/visitors.py``).
 
     Raises
     ------
