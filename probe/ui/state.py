@@ -331,7 +331,9 @@ class Store:
                 model = probe.load(name, dtype=dtype, device=limits.device())
         except Exception as error:
             with self._books:
-                self._refusals[name] = error
+                # A load that was given up says nothing about the model.
+                if not load.given_up.is_set():
+                    self._refusals[name] = error
                 while len(self._refusals) > KEPT_REFUSALS:
                     self._refusals.popitem(last=False)
             load.model.set_exception(error)
