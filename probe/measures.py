@@ -8,7 +8,7 @@ measure.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
@@ -19,6 +19,7 @@ from probe.capture import encode_for, watch
 from probe.comparison import Comparison
 from probe.errors import ProbeError
 from probe.models import Model, resolve
+from probe.nonfinite import nonfinite
 from probe.tokens import Encoding, Span, Text
 
 
@@ -254,7 +255,8 @@ class HeadMeasure:
 class HeadMeasures:
     """All heads of a model, measured on one text. Printing it shows a table.
 
-    They say what a head does with this text, not what it does in general.
+    They say what a head does with this text, not what it does in general. ``notice`` is a sentence where
+    weights are no numbers, so that there is nothing to measure; else None.
     """
 
     model_name: str
@@ -263,6 +265,7 @@ class HeadMeasures:
     tokens: tuple[str, ...]
     truncated: str | None
     heads: tuple[HeadMeasure, ...]
+    notice: str | None
 
     def ranked(self, name: str, *, ascending: bool = False) -> tuple[HeadMeasure, ...]:
         """The heads by one measure, by its name or title, largest first; those without it at the end.
@@ -289,6 +292,7 @@ class HeadMeasures:
             "text": self.text,
             "tokens": list(self.tokens),
             "truncated": self.truncated,
+            "notice": self.notice,
             "heads": [asdict(head) for head in self.heads],
             "measures": [asdict(measure) for measure in MEASURES],
         }
@@ -314,24 +318,28 @@ def measure_heads(model: Model | str, text: Text, *, truncate: bool = False) -> 
     """
     model = resolve(model)
     encoding = encode_for(model, text, truncate=truncate)
-    heads: list[HeadMeasure] = []
-    watch(model, encoding, lambda *seen: heads.extend(_measured(encoding, *seen)))
-    return _measures(model, encoding, heads)
+    layers: list[_Measured] = []
+    watch(model, encoding, lambda *seen: layers.append(_measured(model, encoding, *seen)))
+    return _measures(model, encoding, layers)
 
 
 def measures_of(comparison: Comparison) -> HeadMeasures:
     """``measure_heads`` for a run that has been made already."""
-    encoding = comparison.encoding
-    heads = [head for seen in comparison.layers() for head in _measured(encoding, *seen)]
-    return _measures(comparison.model, encoding, heads)
+    model, encoding = comparison.model, comparison.encoding
+    return _measures(model, encoding, [_measured(model, encoding, *seen) for seen in comparison.layers()])
+
+
+_Measured = tuple[list[HeadMeasure], str | None]
+"""The heads of a layer, and a sentence if their weights are no numbers."""
 
 
 def _measured(
-    encoding: Encoding, layer: int, weights: Tensor, allowed: Tensor | None
-) -> Iterator[HeadMeasure]:
+    model: Model, encoding: Encoding, layer: int, weights: Tensor, allowed: Tensor | None
+) -> _Measured:
+    heads = []
     for head, one in enumerate(weights.cpu()):
         keys = None if allowed is None else allowed[head].cpu()
-        yield HeadMeasure(
+        measure = HeadMeasure(
             layer=layer,
             head=head,
             entropy=relative_entropy(one, keys),
@@ -343,11 +351,19 @@ def _measured(
             on_special=weight_on_special(one, encoding.special, keys),
             induction=induction_score(one, encoding.ids, keys, encoding.special),
         )
+        heads.append(measure)
+    return heads, nonfinite(model.name, [weights])
 
 
-def _measures(model: Model, encoding: Encoding, heads: Iterable[HeadMeasure]) -> HeadMeasures:
+def _measures(model: Model, encoding: Encoding, layers: Sequence[_Measured]) -> HeadMeasures:
     return HeadMeasures(
-        model.name, model.source, encoding.text, encoding.tokens, encoding.truncated, tuple(heads)
+        model.name,
+        model.source,
+        encoding.text,
+        encoding.tokens,
+        encoding.truncated,
+        tuple(head for heads, _ in layers for head in heads),
+        next((notice for _, notice in layers if notice), None),
     )
 
 

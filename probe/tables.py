@@ -225,7 +225,7 @@ def measures_table(measures: HeadMeasures, heads: Iterable[HeadMeasure]) -> str:
         )
     lines = [
         f"{measures.model_name} ({measures.source}), {len(measures.tokens)} tokens; means over queries",
-        *([measures.truncated] if measures.truncated else []),
+        *(line for line in (measures.notice, measures.truncated) if line),
     ]
     meanings = Table(box=None, show_header=False, pad_edge=False)
     for measure in MEASURES:

@@ -117,7 +117,10 @@ def measured(place: Place) -> dict[str, Any]:
             for head in found.heads
         ],
         stamp=place.stamp("measures"),
-        lines=["What a query may not attend to never counts; – stands for nothing to measure."],
+        lines=[
+            *([found.notice] if found.notice else []),
+            "What a query may not attend to never counts; – stands for nothing to measure.",
+        ],
         sort=-1,
     )
 

@@ -47,10 +47,10 @@ Reports = Mapping[int, Report]
 
 def worst_checks(reports: Reports) -> list[tuple[int, HeadCheck]]:
     """For each head the text on which it does worst, with what was found there; failures first."""
-    by_head: dict[tuple[int, int], tuple[int, HeadCheck]] = {}
+    by_head: dict[tuple[str, int, int], tuple[int, HeadCheck]] = {}
     for text, report in reports.items():
         for check in report.heads:
-            place = (check.layer, check.head)
+            place = (check.kind, check.layer, check.head)
             if place not in by_head or _badness(check) > _badness(by_head[place][1]):
                 by_head[place] = (text, check)
     return sorted(by_head.values(), key=lambda found: _badness(found[1]), reverse=True)
@@ -63,8 +63,16 @@ def _badness(check: HeadCheck) -> tuple[bool, float]:
 
 
 def picture(reports: Reports, stamp: str, chosen: tuple[int, int] | None, note: str) -> dict[str, Any]:
-    """The layer x head picture of the reports of one model."""
+    """The layer x head picture of the reports of one model.
+
+    Raises
+    ------
+    ValueError
+        If they are of several kinds of attention, whose heads would share a cell.
+    """
     checks = worst_checks(reports)
+    if len(kinds := {check.kind for _, check in checks}) > 1:
+        raise ValueError(f"A picture is of one kind of attention, not of {', '.join(sorted(kinds))}.")
     layers = 1 + max(check.layer for _, check in checks)
     heads = 1 + max(check.head for _, check in checks)
     errors = torch.zeros(layers, heads, dtype=torch.float64)

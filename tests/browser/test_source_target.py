@@ -20,7 +20,7 @@ from playwright.sync_api import expect
 
 import probe
 import tiny
-from probe.ui import downloads, source_target
+from probe.ui import downloads, source_target, verify
 from probe.ui.app import Page
 from probe.ui.state import STORE, Asked, Options, Place, Screen, Session, look
 from scripts import families
@@ -178,6 +178,16 @@ def test_files_of_it_are_made_again(t5: str, tmp_path: Path) -> None:
         again = probe.reproduce(tmp_path / name)
         assert again.holds, again.reasons
         assert again.manifest.targets == (TARGET,)
+
+
+def test_kinds_are_not_mixed_in_one_picture(comparison: probe.Comparison) -> None:
+    report = comparison.report
+    with pytest.raises(ValueError, match="of one kind of attention, not of cross, decoder, encoder"):
+        verify.picture({1: report}, "", None, "")
+    assert len(verify.worst_checks({1: report})) == len(report.heads) == 4 * sum(KINDS.values())
+    for kind, layers in KINDS.items():
+        drawn = verify.picture({1: source_target.of_kind(report, kind)}, "", None, "")
+        assert drawn["row"]["labels"] == [str(layer) for layer in range(layers)]
 
 
 def test_words_and_hidden_special_tokens_on_both_sides(t5: str, comparison: probe.Comparison) -> None:

@@ -11,6 +11,7 @@ import torch
 
 import probe
 from probe import Model, ProbeError
+from probe.measures import measures_of
 from probe.nonfinite import descending, nonfinite
 from probe.tables import weights_table
 
@@ -41,7 +42,7 @@ def test_what_is_not_finite_is_last() -> None:
     assert sorted(values, key=descending)[:4] == [3.0, 2.0, 0.5, -1.0]
 
 
-def test_in_words(broken: Model) -> None:
+def test_in_words(broken: Model, gpt2: Model) -> None:
     run = probe.attend(broken, TEXT)
     shown = {
         "a map": weights_table(run, 2, 0),
@@ -52,6 +53,8 @@ def test_in_words(broken: Model) -> None:
         "found": str(probe.find_heads(broken, TEXT, "sat", "cat")),
         "texts": str(probe.compare_texts(broken, TEXT, "a cat sat", 2, 0)),
         "verdict": probe.verify(broken, TEXT).verdict,
+        "measures": str(probe.measure_heads(broken, TEXT)),
+        "measures of a kept run": measures_of(probe.compare(broken, TEXT)).notice or "",
         "rerun": str(probe.run_from_scratch(broken, TEXT)),
     }
     for what, text in shown.items():
@@ -59,6 +62,8 @@ def test_in_words(broken: Model) -> None:
         assert "nan%" not in text and "sums to 1" not in text, what
     # Of what is sound the same is said as ever.
     assert "each row sums to 1" in weights_table(run, 1, 0)
+    sound = probe.measure_heads(gpt2, TEXT)
+    assert sound.notice is None and "not finite" not in str(sound)
     assert "% of the weight moves" in probe.compare_masks(broken, TEXT, 1, 0).summary
     with pytest.raises(ProbeError, match=SAYS):
         probe.predict(broken, TEXT)
