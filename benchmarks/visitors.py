@@ -12,8 +12,11 @@ from __future__ import annotations
 
 import argparse
 import random
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from gradio_client import Client
 from page import app, browser_path, opened

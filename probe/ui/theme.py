@@ -8,7 +8,7 @@ from typing import Any
 
 import gradio as gr
 
-from probe.ui import colors, endpoints
+from probe.ui import colors, endpoints, limits
 
 ASSETS = Path(__file__).parent / "assets"
 
@@ -156,14 +156,15 @@ def launch_options() -> dict[str, Any]:
 
     Gradio keeps 0.6 MB for each visitor until it forgets the one who has been away longest; the results that
     are kept are bounded too (``state.KEPT_BYTES``, and a few runs under the other mask). The whole process,
-    both models and torch included, was measured at 1.8 GB after 6 texts of 120 words from each of 20
-    visitors, and at 2.4 GB after 10 (``benchmarks/visitors.py``).
+    both models and torch included, was measured at 1.8 GB after 10 texts of 120 words from each of 20
+    visitors (``benchmarks/visitors.py``).
 
     Raises
     ------
     ProbeError
         If an MCP server is asked for and can't be had.
     """
+    limits.bound_heaps()
     return {
         "theme": theme(),
         "head": head(),
