@@ -137,7 +137,8 @@ def export(
     manifest = manifest_of(result, source, place)
     _check_remade(result, manifest, source)
     fields = manifest.to_dict()
-    numbers = format.numbers(result, place)
+    # Those of a file that programs write anew are read from what it shows.
+    numbers = {} if format.editable else format.numbers(result, place)
     body = format.body(result, place)
     if format.picture:
         fields["picture"] = hashlib.sha256(body).hexdigest()
@@ -184,7 +185,7 @@ def reproduce(path: str | os.PathLike[str], *, model: Model | str | None = None)
     recorded = fields.pop("digest", None)
     reasons = [*wrong, *_other_words(manifest, again)]
     if format.picture and hashlib.sha256(picture or b"").hexdigest() != fields.get("picture"):
-        reasons.append("The picture was changed after it was written.")
+        reasons.append("What the file shows was changed after it was written.")
     if not format.editable and recorded != digest(fields, stored):
         reasons.append("The file was changed after it was written: its contents don't have their digest.")
     return Reproduction(

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from probe.capture import Run
 from probe.errors import ProbeError
+from probe.results import text_block
 
 # 144 heads over 128 tokens: 3.93 MB in base64, whatever the weights are, so that a file has at most 4 MB.
 MAX_CELLS = 144 * 128 * 128
@@ -35,7 +36,8 @@ PRECISION = 1e-3
 _STEPS = 1022
 _NOT_A_NUMBER = 1023
 _ASSETS = Path(__file__).parent / "assets"
-_DATA = re.compile(r'<script type="application/json" id="data">(.*?)</script>', re.DOTALL)
+_START = '<script type="application/json" id="data">'
+_DATA = re.compile(f"{re.escape(_START)}(.*?)</script>", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,7 @@ def page_html(run: Run, manifest: Mapping[str, Any] | None = None) -> bytes:
     """
     side = _pooled_side(run)
     data = {
-        "manifest": manifest,
+        "manifest": None,
         "model": run.model_name,
         "source": run.source,
         "text": run.text,
@@ -82,14 +84,13 @@ def page_html(run: Run, manifest: Mapping[str, Any] | None = None) -> bytes:
             for kind in _kinds(run, side)
         ],
     }
-    # Inside a script element only "<" can end it.
-    content = json.dumps(data, ensure_ascii=True, allow_nan=False).replace("<", "\\u003c")
+    content = _dumped(data)
     style, *scripts = ((_ASSETS / name).read_text("utf-8") for name in ("page.css", "bidi.js", "page.js"))
     script = "".join(scripts)
     title = escape(f"{run.model_name}: all heads" if len(run.maps) > 1 else f"{run.model_name}: one head")
     # The policy lets nothing but these two run or load, even if something in the data should slip through.
     policy = f"default-src 'none'; img-src data:; style-src {_hash(style)}; script-src {_hash(script)}"
-    return f"""<!doctype html>
+    page = f"""<!doctype html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
@@ -102,25 +103,51 @@ def page_html(run: Run, manifest: Mapping[str, Any] | None = None) -> bytes:
 </head>
 <body>
 <main id="page"><noscript>This page draws its maps with JavaScript, which is switched off.</noscript></main>
-<script type="application/json" id="data">{content}</script>
+{_START}{content}</script>
 <script>{script}</script>
 </body>
 </html>
-""".encode()
+"""
+    return with_manifest(page.encode(), manifest)
+
+
+def with_manifest(page: bytes, manifest: Mapping[str, Any] | None) -> bytes:
+    """A page that has no manifest, with one."""
+    return page.replace(_beginning(None), _beginning(manifest), 1)
+
+
+def without_manifest(page: bytes, manifest: Mapping[str, Any]) -> bytes:
+    """What of a page there is to see: all but its manifest."""
+    return page.replace(_beginning(manifest), _beginning(None), 1)
+
+
+def _beginning(manifest: Mapping[str, Any] | None) -> bytes:
+    """The data of a page up to the end of the manifest."""
+    return f'{_START}{{"manifest": {_dumped(manifest)}, '.encode()
+
+
+def _dumped(value: Any) -> str:
+    # Inside a script element only "<" can end it.
+    return json.dumps(value, ensure_ascii=True, allow_nan=False).replace("<", "\\u003c")
 
 
 def page_numbers(run: Run) -> dict[str, np.ndarray]:
-    """The numbers that the page of a run holds, pooled and rounded as they are there."""
-    kinds = _kinds(run, _pooled_side(run))
-    return {
-        f"{kind.kind}_layer_{layer}_head_{head}": _weights(_spread(codes, kind.shape, kind.triangle))
-        for kind in kinds
-        for (layer, head), codes in zip(kind.places, kind.codes, strict=True)
-    }
+    """What the page of a run holds: text, labels and numbers, these pooled and rounded as there."""
+    numbers = text_block("text", [run.text])
+    for kind in _kinds(run, _pooled_side(run)):
+        numbers |= _labelled(kind.kind, kind.rows, kind.columns)
+        for (layer, head), codes in zip(kind.places, kind.codes, strict=True):
+            weights = _weights(_spread(codes, kind.shape, kind.triangle))
+            numbers[f"{kind.kind}_layer_{layer}_head_{head}"] = weights
+    return numbers
+
+
+def _labelled(kind: str, rows: Sequence[object], columns: Sequence[object]) -> dict[str, np.ndarray]:
+    return text_block(f"{kind}_rows", rows) | text_block(f"{kind}_columns", columns)
 
 
 def read_page(content: bytes) -> tuple[Any, dict[str, np.ndarray]]:
-    """Manifest and numbers of a page.
+    """Manifest and numbers of a page, the latter as ``page_numbers`` has them.
 
     Raises
     ------
@@ -132,16 +159,20 @@ def read_page(content: bytes) -> tuple[Any, dict[str, np.ndarray]]:
         raise ProbeError("This HTML file holds no maps of this project.")
     try:
         data = json.loads(found[1])
-        numbers = {}
+        text = data["text"]
+        numbers = text_block("text", [tuple(text) if isinstance(text, list) else text])
         for kind in data["kinds"]:
+            numbers |= _labelled(kind["kind"], kind["rows"], kind["columns"])
             shape = len(kind["rows"]), len(kind["columns"])
+            if kind["triangle"] and shape[0] != shape[1]:
+                raise ValueError("a triangle has as many rows as columns")
             count = _stored(shape, bool(kind["triangle"]))
             for (layer, head), packed in zip(kind["places"], kind["maps"], strict=True):
                 codes = _unpacked(base64.b64decode(packed, validate=True), count)
                 name = f"{kind['kind']}_layer_{layer}_head_{head}"
                 numbers[name] = _weights(_spread(codes, shape, bool(kind["triangle"])))
         return data["manifest"], numbers
-    except (ValueError, KeyError, TypeError, IndexError):
+    except Exception:  # what a hostile file makes of it is beyond a list
         raise ProbeError("The data in this HTML file is damaged: export it again.") from None
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -151,13 +152,22 @@ def array(values: torch.Tensor | float) -> np.ndarray:
     return block
 
 
+def text_block(title: str, words: Iterable[object]) -> Numbers:
+    """Text that must stay as it is, as a block without numbers: the SHA-256 of it is in the name."""
+    spelled = json.dumps([*map(str, words)]).encode()
+    return {f"{title} (text {hashlib.sha256(spelled).hexdigest()[:16]})": np.zeros(0)}
+
+
+_TEXT = re.compile(r"(.*) \(text [0-9a-f]{16}\)", re.DOTALL)
+
+
 def digest(manifest: Mapping[str, Any], numbers: Numbers) -> str:
     """SHA-256 of a manifest and its numbers: it changes with any of them, and with nothing else."""
     total = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode())
     for name in sorted(numbers):
         block = np.ascontiguousarray(numbers[name], dtype="<f8")
         block = np.where(np.isnan(block), np.nan, block)  # one NaN of the many that there are
-        total.update(f"\n{name} {block.shape}\n".encode())
+        total.update(f"\n{name} {block.shape}\n".encode(errors="surrogatepass"))
         total.update(block.tobytes())
     return total.hexdigest()
 
@@ -168,8 +178,10 @@ def differences(stored: Numbers, again: Numbers, agreement: float) -> tuple[floa
     A difference is measured as a share of the largest number of its block, or of 1 if that is less. NaN
     equals NaN and nothing else.
     """
-    worst, reasons = 0.0, []
+    worst, reasons = 0.0, _other_texts(stored, again)
     for name in [*again, *(name for name in stored if name not in again)]:
+        if _TEXT.fullmatch(name):
+            continue
         if name not in stored or name not in again or stored[name].shape != again[name].shape:
             reasons.append(f"{name}: {_shape(stored, name)} in the file, {_shape(again, name)} made again.")
             continue
@@ -189,6 +201,14 @@ def differences(stored: Numbers, again: Numbers, agreement: float) -> tuple[floa
             where = f" at {', '.join(map(str, map(int, place)))}" if place else ""
             reasons.append(f"{name}{where}: {theirs[place]:.9g} in the file, {ours[place]:.9g} made again.")
     return worst, reasons
+
+
+def _other_texts(stored: Numbers, again: Numbers) -> list[str]:
+    """A sentence for each text block that the two don't have alike."""
+    changed = (found[1] for name in [*again, *stored] if (found := _TEXT.fullmatch(name)))
+    alike = {found[1] for name in again if name in stored and (found := _TEXT.fullmatch(name))}
+    titles = [title for title in dict.fromkeys(changed) if title not in alike]
+    return [f"{title}: the text in the file is not the one made again." for title in titles]
 
 
 def _shape(numbers: Numbers, name: str) -> str:

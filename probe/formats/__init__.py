@@ -7,9 +7,6 @@ them back from a file.
 from __future__ import annotations
 
 import importlib.util
-import struct
-import zipfile
-import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -28,20 +25,6 @@ from probe.results import KINDS, Numbers, Place, Result, numbers_of
 from probe.texts import TextComparison
 from probe.tracing import Trace
 
-# What the readers raise where a file is damaged.
-_DAMAGED = (
-    ValueError,
-    KeyError,
-    TypeError,
-    IndexError,
-    AttributeError,
-    EOFError,
-    RecursionError,
-    struct.error,
-    zlib.error,
-    zipfile.BadZipFile,
-)
-
 
 @dataclass(frozen=True)
 class Format:
@@ -52,12 +35,12 @@ class Format:
     kinds : the results that it can hold.
     pack : from what is shown, the result, the manifest's fields and the numbers to the file's content.
     unpack : from a file's content, and that of the file beside it, to {"manifest": fields, "numbers": blocks,
-        "picture": what is shown}; the last in pictures alone.
+        "picture": what is shown}; the last in pictures and pages alone.
     numbers : the numbers of a result, or of one head of it, that a file holds.
     body : what of it is there for people: a picture, a table.
     one_head : whether it holds a single head of a run or comparison.
     beside : what lies beside it, in a file of the same name with .json added, where it has no place for it.
-    picture : whether it is one, whose body must stay as it is.
+    picture : whether it is one, or a page: its body must stay as it is.
     editable : whether programs write its numbers anew, so that only how far they are off counts.
     rounded : how far two roundings of one number may be apart, where it rounds.
     needs : the library that must be installed for it.
@@ -80,7 +63,7 @@ class Format:
         return self.needs is None or importlib.util.find_spec(self.needs) is not None
 
     def read(self, name: str, content: bytes, beside: bytes) -> tuple[dict[str, Any], Numbers, bytes | None]:
-        """Fields of the manifest, numbers, and what a picture shows.
+        """Fields of the manifest, numbers, and what a picture or page shows.
 
         Raises
         ------
@@ -92,7 +75,7 @@ class Format:
             fields, numbers = found["manifest"], found["numbers"]
         except ProbeError:
             raise
-        except _DAMAGED:
+        except Exception:  # the libraries that unpack raise all sorts for damaged and hostile files
             raise ProbeError(
                 f"{name} holds no manifest, or is damaged: only files that export wrote can be made again."
             ) from None
@@ -129,7 +112,15 @@ FORMATS: dict[str, Format] = {
     ),
     "json": Format(_ALL, arrays.pack_json, arrays.unpack_json),
     "npz": Format(_ALL, arrays.pack_npz, arrays.unpack_npz),
-    "html": Format((Run,), pages.pack, pages.unpack, pages.numbers, rounded=pages.ROUNDED),
+    "html": Format(
+        (Run,),
+        pages.pack,
+        pages.unpack,
+        pages.numbers,
+        body=pages.body,
+        picture=True,
+        rounded=pages.ROUNDED,
+    ),
     "xlsx": Format((Trace,), workbooks.pack, workbooks.unpack, workbooks.numbers, editable=True),
     "png": _picture("png", pictures.pack_png, pictures.unpack_png),
     "svg": _picture("svg", pictures.pack_svg, pictures.unpack_svg),

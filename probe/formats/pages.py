@@ -12,17 +12,23 @@ from probe.results import Numbers, Place
 ROUNDED = 2e-3
 
 
-def pack(body: bytes, result: Run, fields: Mapping[str, Any], numbers: Numbers) -> bytes:
+def body(result: Run, place: Place) -> bytes:
     from probe.page import page_html
 
-    return page_html(result, fields)
+    return page_html(result)
+
+
+def pack(body: bytes, result: Run, fields: Mapping[str, Any], numbers: Numbers) -> bytes:
+    from probe.page import with_manifest
+
+    return with_manifest(body, fields)
 
 
 def unpack(content: bytes, beside: bytes) -> dict[str, Any]:
-    from probe.page import read_page
+    from probe.page import read_page, without_manifest
 
     fields, numbers = read_page(content)
-    return {"manifest": fields, "numbers": numbers}
+    return {"manifest": fields, "numbers": numbers, "picture": without_manifest(content, fields)}
 
 
 def numbers(result: Run, place: Place) -> Numbers:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import csv
-import hashlib
 import io
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,7 @@ from probe.masking import MaskComparison
 from probe.measures import HeadMeasures, Rollout
 from probe.prediction import Predictions
 from probe.report import Report
-from probe.results import Numbers, Place, array, head_columns
+from probe.results import Numbers, Place, array, head_columns, text_block
 from probe.texts import TextComparison
 from probe.tracing import Trace
 from probe.words import single_tokens
@@ -125,19 +124,20 @@ def _csv_columns(content: bytes) -> Numbers:
         header, *below = [row for row in rows if row]
     except csv.Error as error:
         raise ValueError(str(error)) from None
+    _check_titles(header)
     numbers: Numbers = {}
     for title, *cells in zip(header, *below, strict=True):
         try:
             numbers[title] = np.array([float(cell or "nan") for cell in cells], dtype=np.float64)
         except ValueError:
-            numbers |= _text(title, cells)
+            numbers |= text_block(title, cells)
     return numbers
 
 
-def _text(title: str, cells: Iterable[str]) -> Numbers:
-    """A column of text: the SHA-256 of what stands there, in its name."""
-    digest = hashlib.sha256("\0".join(map(str, cells)).encode()).hexdigest()
-    return {f"{title} (text {digest[:16]})": np.zeros(0)}
+def _check_titles(titles: Sequence[str]) -> None:
+    """Of two columns with one title only one would be looked at."""
+    if len(set(titles)) < len(titles):
+        raise ValueError("a title twice")
 
 
 def _table(result: Any) -> Any:
@@ -180,10 +180,11 @@ def _columns(table: Any) -> Numbers:
     """The columns of a pyarrow table, of numbers or of text."""
     import pyarrow
 
+    _check_titles(table.column_names)
     numbers: Numbers = {}
     for name, column in zip(table.column_names, table.columns, strict=True):
         if pyarrow.types.is_dictionary(column.type) or pyarrow.types.is_string(column.type):
-            numbers |= _text(name, column.to_pylist())
+            numbers |= text_block(name, column.to_pylist())
         else:
             values = column.cast(pyarrow.float64()).to_numpy()
             numbers[name] = np.asarray(values, dtype=np.float64)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import math
+import re
+import zipfile
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -13,7 +16,8 @@ import torch
 from torch import Tensor
 
 from attention import scaled_dot_product_attention
-from probe.results import Numbers, Place, array
+from probe.errors import ProbeError
+from probe.results import Numbers, Place, array, text_block
 from probe.tracing import Role, Trace
 
 _ABOUT = "About"
@@ -22,6 +26,11 @@ _MASKS = {"causal": 1.0, "bidirectional": 0.0}
 # Below this a number stands for minus infinity.
 _FORBIDDEN = -1e22
 _CELL_CHARACTERS = 30_000  # a spreadsheet cell takes 32,767
+# More than this is no workbook of a head: one of 8,192 inputs has 5 million cells.
+_MAX_CELLS, _MAX_BYTES = 2**23, 2**29
+# What the first sheet says that may be otherwise elsewhere, for the same head.
+_ELSEWHERE = ("source", "revision", "device", "torch", "transformers")
+_EXPONENT = re.compile(r"(E[+-]?)0*(\d)")
 
 
 def pack(body: bytes, result: Trace, fields: Mapping[str, Any], numbers: Numbers) -> bytes:
@@ -37,8 +46,11 @@ def pack(body: bytes, result: Trace, fields: Mapping[str, Any], numbers: Numbers
 def numbers(result: Trace, place: Place) -> Numbers:
     """What the named blocks of a workbook hold, by ``attention``; under the mask the model was trained with.
 
-    Where the mask forbids there is no number: NaN.
+    Where the mask forbids it is minus infinity. All formulas and titles, and how many digits cells show, are
+    those of a workbook made anew; colours, widths, comments and pictures are looked at nowhere.
     """
+    from probe.workbook import workbook_bytes
+
     of = result.numbers
     assert of.inputs is not None and of.model_weights is not None
     blocks: dict[str, Tensor] = {"inputs": of.inputs}
@@ -63,8 +75,8 @@ def numbers(result: Trace, place: Place) -> Numbers:
     blocks |= {
         "scores": steps.scores,
         "scaled": steps.scaled,
-        "mask": torch.where(steps.masked.isinf(), torch.nan, 0.0),
-        "masked": steps.masked.masked_fill(steps.masked.isinf(), torch.nan),
+        "mask": steps.masked.where(steps.masked.isinf(), torch.zeros_like(steps.masked)),
+        "masked": steps.masked,
         "row_maximum": maximum,
         "exponentials": exponentials,
         "row_sum": exponentials.sum(1, keepdim=True),
@@ -74,31 +86,111 @@ def numbers(result: Trace, place: Place) -> Numbers:
         "difference": steps.weights - of.model_weights.double(),
     }
     switch = {_SWITCH: np.array(float(of.causal)), "scale": np.array([[of.scale]])}
-    return {name: array(block) for name, block in blocks.items()} | switch
+    written = _written(workbook_bytes(of), result.model_name)
+    return {name: array(block) for name, block in blocks.items()} | switch | written
 
 
 def unpack(content: bytes, beside: bytes) -> dict[str, Any]:
-    """Manifest and the values stored in the named blocks; a formula that was never computed gives NaN."""
-    import openpyxl
+    """Manifest, the values stored in the named blocks, and what is written; see ``numbers``.
 
-    try:
-        book = openpyxl.load_workbook(io.BytesIO(content), data_only=True)
-    except Exception as error:  # openpyxl raises all sorts for damaged files
-        raise ValueError(str(error)) from None
-    rows = [(str(row[0]), str(row[1])) for row in book[_ABOUT].iter_rows(max_col=2, values_only=True)]
-    text = "".join(value for name, value in rows if name.startswith("manifest "))
+    A formula that was never computed gives NaN.
+    """
+    values, areas = _cells(content, data_only=True)
+    about = values[_ABOUT]
+    labels = sorted(row for (row, column) in about if column == 1 and _is_manifest(about[row, 1].value))
+    fields = json.loads("".join(str(about[row, 2].value) for row in labels))
     blocks = {}
-    for name, defined in book.defined_names.items():
-        ((sheet, area),) = defined.destinations
-        cells = book[sheet][area.replace("$", "")]
-        rows_of_cells = cells if isinstance(cells, tuple) else ((cells,),)
+    for name, (sheet, (left, top, right, bottom)) in areas.items():
+        found = [
+            [_value(values[sheet].get((row, column))) for column in range(left, right + 1)]
+            for row in range(top, bottom + 1)
+        ]
         if name == _SWITCH:
-            blocks[name] = np.array(_MASKS.get(rows_of_cells[0][0].value, float("nan")))
+            switch = values[sheet].get((top, left))
+            blocks[name] = np.array(_MASKS.get(str(switch.value), math.nan) if switch else math.nan)
         else:
-            blocks[name] = np.array([[_value(cell.value) for cell in row] for row in rows_of_cells])
-    return {"manifest": json.loads(text), "numbers": blocks}
+            blocks[name] = np.array(found)
+    return {"manifest": fields, "numbers": blocks | _written(content, str(fields["model"]))}
+
+
+def _is_manifest(label: Any) -> bool:
+    return str(label).startswith("manifest ")
 
 
 def _value(cell: Any) -> float:
-    is_number = isinstance(cell, (int, float)) and not isinstance(cell, bool)
-    return float(cell) if is_number and cell > _FORBIDDEN else float("nan")
+    value = None if cell is None else cell.value
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return math.nan
+    return float(value) if value > _FORBIDDEN else -math.inf
+
+
+def _written(content: bytes, model: str) -> Numbers:
+    """What is written on each sheet but for the numbers of the named blocks: formulas, titles, digits shown.
+
+    A model may have another name where it is made again. Spreadsheet programs spell an exponent as they like.
+    """
+    sheets, areas = _cells(content, data_only=False)
+    numbers: Numbers = {}
+    for sheet, cells in sheets.items():
+        within = [area for of, area in areas.values() if of == sheet]
+        lines = []
+        for (row, column), cell in sorted(cells.items()):
+            label = str(cells[row, 1].value) if sheet == _ABOUT and (row, 1) in cells else ""
+            if _is_manifest(label) or (column == 2 and label in _ELSEWHERE):
+                continue
+            given = any(
+                left <= column <= right and top <= row <= bottom for left, top, right, bottom in within
+            )
+            text = str(getattr(cell.value, "text", cell.value))  # an array formula is an object
+            if cell.data_type == "f":
+                text = _EXPONENT.sub(r"\1\2", text)
+            elif given:
+                text = "a number"
+            elif sheet == _ABOUT:
+                text = text.replace(model, "")
+            lines.append((row, column, text, cell.number_format))
+        numbers |= text_block(f"{sheet}, formulas and titles", lines)
+    return numbers
+
+
+_Cells = dict[str, dict[tuple[int, int], Any]]
+_Areas = dict[str, tuple[str, tuple[int, int, int, int]]]
+
+
+def _cells(content: bytes, *, data_only: bool) -> tuple[_Cells, _Areas]:
+    """The cells of each sheet that hold something, by row and column from 1, and where the named blocks are.
+
+    Whatever a file claims to hold, no more than ``_MAX_CELLS`` are looked at. openpyxl's mode for reading
+    alone makes none for merged cells and links, which may be said to span the whole sheet.
+    """
+    import openpyxl
+    from openpyxl.utils import range_boundaries
+
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        if sum(part.file_size for part in archive.infolist()) > _MAX_BYTES:
+            raise ProbeError(f"The workbook unpacks to more than {_MAX_BYTES:,} bytes, the most read here.")
+    book = openpyxl.load_workbook(io.BytesIO(content), read_only=True, data_only=data_only)
+    count, cells = 0, _Cells()
+    for sheet in book.worksheets:
+        sheet.reset_dimensions()  # what the file says they are
+        cells[sheet.title] = {}
+        for row in sheet.iter_rows():
+            count += 1 + len(row)
+            if count > _MAX_CELLS:
+                raise _too_many()
+            cells[sheet.title] |= {
+                (cell.row, cell.column): cell for cell in row if cell.value is not None and cell.value != ""
+            }
+    areas = {}
+    for name, defined in book.defined_names.items():
+        ((title, area),) = defined.destinations
+        left, top, right, bottom = range_boundaries(area.replace("$", ""))
+        count += (1 + right - left) * (1 + bottom - top)
+        if count > 2 * _MAX_CELLS:
+            raise _too_many()
+        areas[name] = (title, (left, top, right, bottom))
+    return cells, areas
+
+
+def _too_many() -> ProbeError:
+    return ProbeError(f"The workbook spans more than {_MAX_CELLS:,} cells, the most read here.")

@@ -328,7 +328,7 @@ def test_text_of_a_table_is_looked_at(copy: Callable[[str, str], Path]) -> None:
     tokens = table.column("query_token").to_pylist()
     tokens[0] = "[SEP]"
     parquet.write_table(table.set_column(3, "query_token", pyarrow.array(tokens)), path)
-    assert any(reason.startswith("query_token (text") for reason in probe.reproduce(path).reasons)
+    assert any(reason.startswith("query_token: the text") for reason in probe.reproduce(path).reasons)
     path = copy("predictions", "csv")
     rows = list(csv.reader(io.StringIO(path.read_text("utf-8-sig"), newline="")))
     rows[1][2] += "x"
@@ -463,7 +463,99 @@ def test_another_picture_on_the_same_numbers_fails(copy: Callable[[str, str], Pa
     path = copy("one head", "svg")
     content = path.read_text("utf-8")
     path.write_text(content.replace("<svg ", '<svg data-x="1" ', 1), "utf-8")
-    assert probe.reproduce(path).reasons == ("The picture was changed after it was written.",)
+    assert probe.reproduce(path).reasons == ("What the file shows was changed after it was written.",)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "numbers_hold"),
+    [
+        ('["0 =", "1 1",', '["0 1", "1 =",', False),  # the labels of two keys, or queries
+        (f'"text": {json.dumps(TEXT)}'.replace("<", "\\u003c"), '"text": "a text"', False),
+        ('"gpt2-stories", "source": "bundled", "text"', '"gpt3", "source": "bundled", "text"', True),
+        ("<title>gpt2-stories", "<title>gpt3", True),
+        ("Numbers are within 0.001", "Numbers are within 0.1", True),
+        ("<style>", "<style>main{display:none}", True),
+        ("JSON.parse", "0||JSON.parse", True),
+    ],
+)
+def test_a_page_that_shows_something_else_fails(
+    copy: Callable[[str, str], Path], before: str, after: str, numbers_hold: bool
+) -> None:
+    path = copy("run", "html")
+    content = path.read_text("utf-8")
+    assert before in content
+    path.write_text(content.replace(before, after), "utf-8")
+    result = probe.reproduce(path)
+    assert not result.holds and result.numbers_hold == numbers_hold
+    assert "What the file shows was changed after it was written." in result.reasons
+
+
+def rewritten(path: Path, change: Callable[[str], str]) -> None:
+    """Every part of a workbook, changed as text."""
+    with zipfile.ZipFile(io.BytesIO(path.read_bytes())) as old, zipfile.ZipFile(path, "w") as new:
+        for part in old.namelist():
+            new.writestr(part, change(old.read(part).decode("utf-8")))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "after", "sheets"),
+    [
+        ("SUMPRODUCT", "SUM", {"query", "key", "value", "scores", "context"}),
+        (">girl<", ">boy<", None),
+        ("Layer 3, head 1 of", "Layer 4, head 1 of", {"About"}),
+        ("Each row sums to 1.", "", {"About", "weights"}),
+        ('"0.0E\\+00"', '"&quot;0&quot;"', {"difference"}),  # the digits that a cell shows
+    ],
+)
+def test_formulas_and_titles_of_a_workbook_are_looked_at(
+    copy: Callable[[str, str], Path], pattern: str, after: str, sheets: set[str] | None
+) -> None:
+    path = copy("trace", "xlsx")
+    rewritten(path, lambda text: re.sub(pattern, after, text))
+    result = probe.reproduce(path)
+    assert not result.holds and result.max_difference <= result.tolerance
+    changed = {reason.split(", formulas and titles: the text in the file")[0] for reason in result.reasons}
+    assert changed == sheets if sheets else {"inputs", "query", "scores", "weights"} < changed
+
+
+@pytest.mark.parametrize(
+    ("pattern", "after"),
+    [
+        (r"weights!\$C\$4:\$\w+\$\d+", "weights!$A$1:$XFD$1048576"),  # a name
+        ("</sheetData>", '</sheetData><mergeCells><mergeCell ref="A1:XFD1048576"/></mergeCells>'),
+        ("</sheetData>", '<row r="99999999999"><c r="A99999999999"><v>1</v></c></row></sheetData>'),
+        (
+            "</sheetData>",
+            "".join(f'<row r="{row}"><c r="XFD{row}"><v>1</v></c></row>' for row in range(900, 1500))
+            + "</sheetData>",
+        ),
+    ],
+    ids=["name", "merged cells", "far row", "far columns"],
+)
+def test_a_workbook_that_spans_too_much_is_not_spread_out(
+    copy: Callable[[str, str], Path], pattern: str, after: str
+) -> None:
+    """Either refused, or what it claims is passed over; without a bound each of these takes all memory."""
+    path = copy("trace", "xlsx")
+    rewritten(path, lambda text: re.sub(pattern, after, text))
+    if "mergeCell" in after:
+        assert probe.reproduce(path).numbers_hold
+    else:
+        with pytest.raises(ProbeError, match=r"spans more than 8,388,608 cells"):
+            probe.reproduce(path)
+
+
+def test_a_column_may_not_stand_there_twice(copy: Callable[[str, str], Path]) -> None:
+    path = copy("measures", "csv")
+    rows = list(csv.reader(io.StringIO(path.read_text("utf-8-sig"), newline="")))
+    place = rows[0].index("entropy")
+    text = io.StringIO()
+    csv.writer(text).writerows(
+        [[*row[:place], "entropy" if row is rows[0] else 1, *row[place:]] for row in rows]
+    )
+    path.write_bytes(text.getvalue().encode("utf-8-sig"))
+    with pytest.raises(ProbeError, match="damaged"):
+        probe.reproduce(path)
 
 
 # ---- what is in the files
