@@ -93,11 +93,16 @@ class Page:
             *(half.model for half in halves),
             self.header.truncate,
         ]
-        self.looked = [self.session, self.focus, self.view, *self.heads, *self.options, *self.asked]
+        # What the view in sight was asked when it was filled last: in a box may stand what nobody has sent.
+        self.drawn = gr.State(Asked())
+        place = [self.session, self.focus, self.view, *self.heads, *self.options]
+        self.looked = [*place, *self.asked]
+        self.kept = [*place, self.drawn]
         self.shown = [
             *(output for view in self.views for output in view.outputs),
             self.downloads,
             self.share,
+            self.drawn,
             self.filled_view,
         ]
 
@@ -119,12 +124,17 @@ class Page:
             Asked.of(asked),
         )
 
+    def as_drawn(self, *kept: Any) -> Screen:
+        """The screen as it was filled last, from the values of ``self.kept``."""
+        *place, asked = kept
+        return self.screen(*place, *astuple(asked))
+
     def filled(self, screen: Screen) -> list[Any]:
         """Values for ``self.shown``: only the view in sight is filled, the others when they are opened."""
         values: list[Any] = []
         for view in self.views:
             values += view.render(screen) if view.id == screen.view else [gr.skip()] * len(view.outputs)
-        return [*values, downloads.listing(screen), self.shared(screen), screen.view]
+        return [*values, downloads.listing(screen), self.shared(screen), screen.asked, screen.view]
 
     def shared(self, screen: Screen) -> dict[str, Any]:
         """The value of ``self.share``."""
@@ -232,8 +242,8 @@ class Page:
     def pick(self, slot: int) -> Callable[..., list[Any]]:
         """What happens when a token or a cell is chosen: a cell is opened in the steps."""
 
-        def pick(event: gr.EventData, *looked: Any) -> list[Any]:
-            screen = self.screen(*looked)
+        def pick(event: gr.EventData, *kept: Any) -> list[Any]:
+            screen = self.as_drawn(*kept)
             comparison = screen.halves[slot].comparison
             if comparison is None:
                 return [gr.skip(), gr.skip(), gr.skip(), *self.nothing()]
@@ -269,9 +279,9 @@ class Page:
             values[self.looked.index(slider)] = value
         return [*chosen, *self.filled(self.screen(*values))]
 
-    def tell(self, *looked: Any) -> list[Any]:
+    def tell(self, *kept: Any) -> list[Any]:
         """What there is to take along, once a view that draws by itself has its result."""
-        screen = self.screen(*looked)
+        screen = self.as_drawn(*kept)
         return [downloads.listing(screen), self.shared(screen)]
 
     def choose_head(self, slot: int) -> Callable[..., list[Any]]:
@@ -297,10 +307,10 @@ class Page:
         screen = self.screen(session, focus, view, *heads, *place[4:])
         return [*heads, screen.view, gr.Tabs(selected=screen.view), *self.filled(screen)]
 
-    def save(self, event: gr.EventData, *looked: Any) -> Iterator[list[Any]]:
+    def save(self, event: gr.EventData, *kept: Any) -> Iterator[list[Any]]:
         """A file was asked for."""
         asked = event._data.get("key"), event._data.get("format")
-        yield from map(list, downloads.answer(self.screen(*looked), *asked))
+        yield from map(list, downloads.answer(self.as_drawn(*kept), *asked))
 
     def listen(self, demo: gr.Blocks) -> None:
         """Bind the functions to the components."""
@@ -352,7 +362,7 @@ class Page:
             pair_load.success(self.move, look_again, self.shown, **_LOOK)
         left = pair.give_up.click(None, cancels=pair_loads, api_visibility="private")
         left.then(pair.given_up, pair.place, [pair.model, *told], **_LOOK)
-        pair.drawn.then(self.tell, self.looked, [self.downloads, self.share], **_LOOK)
+        pair.drawn.then(self.tell, self.kept, [self.downloads, self.share], **_LOOK)
         pair.errors.select(self.choose_pair_head, self.looked, [pair.layer, pair.head, *self.shown], **_LOOK)
         # Whoever opened another view in the meantime sees the new sentence there.
         ran_again.then(self.turn, look_again, self.shown, **_LOOK)
@@ -382,7 +392,7 @@ class Page:
         for slot in (0, 1):
             for figure in (self.compare.figures[slot], self.masks.figures[slot]):
                 figure.select(
-                    self.pick(slot), self.looked, [self.focus, self.view, self.tabs, *self.shown], **_LOOK
+                    self.pick(slot), self.kept, [self.focus, self.view, self.tabs, *self.shown], **_LOOK
                 )
             self.verify.figures[slot].select(
                 self.choose_head(slot),
@@ -392,7 +402,7 @@ class Page:
             )
         saved = self.downloads.select(
             self.save,
-            self.looked,
+            self.kept,
             [*self.download],
             show_progress="hidden",
             trigger_mode="multiple",  # a second file may be asked for while the first is written

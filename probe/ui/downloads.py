@@ -32,7 +32,7 @@ from probe import (
 )
 from probe.formats import FORMATS, formats_of
 from probe.results import Result
-from probe.ui import effect, heads, masks, source_target, widgets
+from probe.ui import effect, heads, masks, sentences, source_target, widgets
 from probe.ui.state import STORE, Half, Screen, explain
 
 MAX_BYTES = 25_000_000
@@ -86,7 +86,7 @@ def offers(screen: Screen) -> list[Offer]:
 def _of_half(screen: Screen, half: Half) -> Iterator[Offer]:
     assert half.comparison is not None
     comparison, model, text = half.comparison, half.comparison.model, half.comparison.encoding.text
-    place, asked, cut = (half.layer, half.head), screen.asked, screen.session.truncate
+    place, cut = (half.layer, half.head), screen.session.truncate
     one = f"layer {half.layer}, head {half.head}"
 
     def offer(
@@ -112,9 +112,8 @@ def _of_half(screen: Screen, half: Half) -> Iterator[Offer]:
     elif screen.view == "verify":
         yield offer(Report, "errors of all heads", "report", lambda: comparison.report)
     elif screen.view == "sentences":
-        pair = asked.first, asked.second
-        compare = partial(probe.compare_texts, model, *pair, *place, truncate=cut)
-        yield offer(TextComparison, one, f"{named}-two-sentences", compare)
+        pair = sentences.place_of(screen)
+        yield offer(TextComparison, one, f"{named}-two-sentences", lambda: sentences.compared(pair)[0])
     elif screen.view == "effect":
         yield from _changed(screen, half, offer)
     elif screen.view == "heads":
@@ -153,17 +152,17 @@ def _changed(screen: Screen, half: Half, offer: Callable[..., Offer]) -> Iterato
 
 def _of_pair(screen: Screen) -> Iterator[Offer]:
     """Of the model with an encoder and a decoder, once it is loaded."""
-    asked, cut = screen.asked, screen.session.truncate
-    model = STORE.loaded(asked.pair_model.strip())
+    place = source_target.place_of(screen)
+    model = STORE.loaded(place.asked.pair_model.strip())
     if model is None or not model.has_target:
         return
-    given: dict[str, Any] = {"target": asked.target, "truncate": cut}
+    makers: dict[type[Result], tuple[str, Callable[[], Result]]] = {
+        Report: ("errors of all heads", lambda: source_target.compared(place).report),
+        Comparison: ("maps of all heads, twice", lambda: source_target.compared(place)),
+        Run: ("all heads", lambda: source_target.run(place)),
+    }
     slug = _slug(model)
-    for kind, what, make in (
-        (Report, "errors of all heads", partial(probe.verify, model, asked.source, **given)),
-        (Comparison, "maps of all heads, twice", partial(probe.compare, model, asked.source, **given)),
-        (Run, "all heads", partial(probe.attend, model, asked.source, **given)),
-    ):
+    for kind, (what, make) in makers.items():
         file = f"{slug}-{kind.__name__.lower()}"
         yield Offer(f"pair {what}", f"{model.name}, {what}", kind, file, make, model)
 
@@ -173,20 +172,12 @@ def _slug(model: probe.Model) -> str:
 
 
 def _found(screen: Screen, comparison: Comparison, offer: Callable[..., Offer]) -> Iterator[Offer]:
-    asked, model = screen.asked, comparison.model
-    words = [word.strip() for word in (asked.from_word, asked.to_word, asked.versus)]
+    words = heads.words_of(screen.asked)
     try:
-        heads.find(comparison, words)
+        found = heads.find(comparison, words)
     except probe.ProbeError:
         return
-    make = partial(
-        probe.find_heads,
-        model,
-        comparison.encoding.text,
-        *filter(None, words),
-        truncate=screen.session.truncate,
-    )
-    yield offer(FoundHeads, f"heads that link {words[0]} and {words[1]}", "found-heads", make)
+    yield offer(FoundHeads, f"heads that link {words[0]} and {words[1]}", "found-heads", lambda: found)
 
 
 def listing(screen: Screen) -> dict[str, Any]:

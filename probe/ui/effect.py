@@ -14,7 +14,7 @@ import probe
 from probe import Ablation, Comparison, Prediction, Ranking
 from probe.ablation import How
 from probe.capture import check_heads
-from probe.ui import widgets
+from probe.ui import limits, widgets
 from probe.ui.figure import Panel, figure_component, forbidden, message, token_figure
 from probe.ui.heads import models, no_ranking, ranking
 from probe.ui.state import Asked, Half, Place, Screen, explain
@@ -67,7 +67,7 @@ def chosen_heads(half: Half, asked: Asked) -> list[tuple[int, int] | int]:
         If the model has no such heads.
     """
     assert half.comparison is not None
-    heads = read_heads(asked.heads) or [(half.layer, half.head)]
+    heads = read_heads(limits.check_text(asked.heads)) or [(half.layer, half.head)]
     check_heads(half.comparison.model, heads)
     return heads
 

@@ -32,8 +32,7 @@ def _number(name: str, value: object) -> int:
 
 
 def _text(text: str, second: str) -> str | tuple[str, str]:
-    first = limits.check_text(text)
-    return (first, limits.check_text(second)) if second else first
+    return (text, second) if second else text
 
 
 def attend(
@@ -55,7 +54,7 @@ def attend(
     def question() -> dict[str, Any]:
         place = _number("layer", layer), _number("head", head)
         run = probe.attend(
-            STORE.model(limits.check_model(model)), _text(text, second), heads=[place], truncate=truncate
+            STORE.model(model, text, second), _text(text, second), heads=[place], truncate=truncate
         )
         return {
             "model": run.model_name,
@@ -92,7 +91,7 @@ def verify(
         if dtype not in DTYPES:
             raise probe.ProbeError(f"dtype must be {' or '.join(DTYPES)}, not {dtype!r:.50}.")
         return probe.verify(
-            STORE.model(limits.check_model(model), DTYPES[dtype]), checked, truncate=truncate
+            STORE.model(model, *checked, dtype=DTYPES[dtype]), checked, truncate=truncate
         ).to_dict()
 
     return _answer(question)
@@ -115,10 +114,9 @@ def compare_masks(
     """
 
     def question() -> dict[str, Any]:
-        checked = limits.check_text(text)
-        loaded = STORE.model(limits.check_model(model))
+        loaded = STORE.model(model, text)
         place = _number("layer", layer), _number("head", head)
-        return probe.compare_masks(loaded, checked, *place, truncate=truncate).to_dict()
+        return probe.compare_masks(loaded, text, *place, truncate=truncate).to_dict()
 
     return _answer(question)
 
@@ -140,10 +138,9 @@ def trace(
     """
 
     def question() -> dict[str, Any]:
-        checked = limits.check_text(text)
-        loaded = STORE.model(limits.check_model(model))
+        loaded = STORE.model(model, text)
         place = _number("layer", layer), _number("head", head)
-        return probe.trace(loaded, checked, *place, _number("query", query), truncate=truncate).to_dict()
+        return probe.trace(loaded, text, *place, _number("query", query), truncate=truncate).to_dict()
 
     return _answer(question)
 
@@ -173,10 +170,9 @@ def find_heads(
     """
 
     def question() -> dict[str, Any]:
-        first, other, rather = (limits.check_text(word) for word in (from_word, to_word, versus))
-        loaded = STORE.model(limits.check_model(model))
-        whole = _text(text, second)
-        return probe.find_heads(loaded, whole, first, other, rather or None, truncate=truncate).to_dict()
+        loaded = STORE.model(model, text, second, from_word, to_word, versus)
+        words = from_word, to_word, versus or None
+        return probe.find_heads(loaded, _text(text, second), *words, truncate=truncate).to_dict()
 
     return _answer(question)
 

@@ -26,7 +26,7 @@ _LEAD = """
 <p class="lead">Every head of every layer, small. Point at a cell for its number; a click marks the head, here
 and in every other view. Below: what kind of head each is, and which heads link two words.</p>
 """
-_EXAMPLE = (Asked.from_word, Asked.to_word, Asked.versus)
+_EXAMPLE = Asked()
 _DRAW: dict[str, Any] = {
     "api_visibility": "private",
     "concurrency_limit": 1,
@@ -125,20 +125,25 @@ def measured(place: Place) -> dict[str, Any]:
     )
 
 
+def words_of(asked: Asked) -> tuple[str, str, str]:
+    """The words that are looked for."""
+    return asked.from_word.strip(), asked.to_word.strip(), asked.versus.strip()
+
+
 def find(comparison: Comparison, words: Sequence[str]) -> FoundHeads:
     """The heads by the weight that links the first word to the second, rather than to the third, if any."""
-    from_word, to_word, versus = (limits.check_text(word).strip() for word in words)
+    from_word, to_word, versus = map(limits.check_text, words)
     return find_heads_of(comparison, from_word, to_word, versus or None)
 
 
-def found_heads(place: Place, words: Sequence[str]) -> dict[str, Any]:
+def found_heads(place: Place) -> dict[str, Any]:
     """What ``find`` finds, as a table; or why there is none."""
-    stamp = place.stamp(*words)
+    stamp = place.stamp("found")
     half = place.half()
     if half.comparison is None:
         return no_ranking()
     try:
-        found = find(half.comparison, words)
+        found = find(half.comparison, words_of(place.asked))
     except Exception as error:
         return no_ranking(explain(error), stamp)
     link = f"{found.from_word.word} → "
@@ -230,6 +235,11 @@ def rolled_out(place: Place, layer: float | None) -> tuple[dict[str, Any], Any]:
     return drawn, gr.Slider(maximum=last, value=chosen)
 
 
+def sought(place: Place, from_word: str, to_word: str, versus: str) -> Place:
+    """The same place, with the words that are looked for."""
+    return replace(place, asked=Asked(from_word=from_word, to_word=to_word, versus=versus))
+
+
 class Heads:
     """The view's components, and what fills them."""
 
@@ -242,9 +252,9 @@ class Heads:
             self.maps = widgets.widget(f"{ID}-maps")
             gr.HTML('<h2 class="hd-heading">Which heads link two words?</h2>', apply_default_css=False)
             with gr.Row(elem_classes="hd-form", elem_id="finder"):
-                self.from_word = self._word("From", _EXAMPLE[0], "from-word")
-                self.to_word = self._word("To", _EXAMPLE[1], "to-word")
-                self.versus = self._word("Rather than (may be empty)", _EXAMPLE[2], "versus")
+                self.from_word = self._word("From", _EXAMPLE.from_word, "from-word")
+                self.to_word = self._word("To", _EXAMPLE.to_word, "to-word")
+                self.versus = self._word("Rather than (may be empty)", _EXAMPLE.versus, "versus")
                 self.find = gr.Button("Find", size="sm", scale=0, min_width=90, elem_id="find")
             self.found = widgets.widget(f"{ID}-found")
             self.measures = widgets.widget(f"{ID}-measures")
@@ -255,16 +265,19 @@ class Heads:
                 self.rollout = figure_component(f"{ID}-rollout")
             # The maps can be megabytes: they are sent for another text or model, not for another head.
             self.place: gr.State = gr.State(None)
+            # The same with the words that are looked for.
+            self.sought: gr.State = gr.State(None)
         words = self.words = [self.from_word, self.to_word, self.versus]
         self.asks = [self.find.click, *(word.submit for word in words)]
         drawn = self.place.change(self.draw, self.place, self.maps, concurrency_id=ID, **_DRAW)
         drawn.then(
             self.detail,
-            [self.place, *words],
-            [self.found, self.measures, self.rollout, self.layer],
+            self.place,
+            [self.measures, self.rollout, self.layer],
             concurrency_id=ID,
             **_DRAW,
         )
+        self.sought.change(self.seek, self.sought, self.found, concurrency_id=ID, **_DRAW)
         gr.on(
             self.asks,
             self.search,
@@ -283,28 +296,30 @@ class Heads:
 
     @property
     def outputs(self) -> list[Any]:
-        return [self.models, self.place]
+        return [self.models, self.place, self.sought]
 
     def render(self, screen: Screen) -> list[Any]:
-        return [
-            models(screen),
-            # The maps are of all heads, and the words looked for have a button of their own.
-            replace(screen.place(Asked()), layer=0, head=0),
-        ]
+        # The maps are of all heads, whatever is looked for among them.
+        place = replace(screen.place(Asked()), layer=0, head=0)
+        asked = screen.asked
+        return [models(screen), place, sought(place, asked.from_word, asked.to_word, asked.versus)]
 
     def draw(self, place: Place | None) -> dict[str, Any]:
         return gr.skip() if place is None else picture(place)
 
-    def detail(self, place: Place | None, *words: str) -> list[Any]:
+    def detail(self, place: Place | None) -> list[Any]:
+        return [gr.skip()] * 3 if place is None else [measured(place), *rolled_out(place, None)]
+
+    def seek(self, place: Place | None) -> dict[str, Any]:
         if place is None:
-            return [gr.skip()] * 4
-        found = found_heads(place, words)
+            return gr.skip()
+        found = found_heads(place)
         # The example's words are not in most texts, and nobody has asked for them there.
-        unasked = words == _EXAMPLE and "problem" in found
-        return [no_ranking() if unasked else found, measured(place), *rolled_out(place, None)]
+        unasked = words_of(place.asked) == words_of(_EXAMPLE) and "problem" in found
+        return no_ranking() if unasked else found
 
     def search(self, place: Place | None, *words: str) -> dict[str, Any]:
-        return gr.skip() if place is None else found_heads(place, words)
+        return gr.skip() if place is None else found_heads(sought(place, *words))
 
     def roll(self, place: Place | None, layer: float) -> dict[str, Any]:
         return gr.skip() if place is None else rolled_out(place, layer)[0]

@@ -12,7 +12,7 @@ from probe.ui import limits, source_target
 from probe.ui.bertviz_view import KINDS
 from probe.ui.compare import AVERAGES
 from probe.ui.effect import HOW, chosen_heads, how_of
-from probe.ui.heads import find
+from probe.ui.heads import find, words_of
 from probe.ui.state import (
     DEFAULT_HEADS,
     DEFAULT_MODELS,
@@ -192,12 +192,12 @@ def _lines(screen: Screen, half: Half) -> list[str]:
 
 def _finding(comparison: probe.Comparison, asked: Asked, cut: str) -> list[str]:
     """What finds the heads that link two words; nothing where the text doesn't have them."""
-    words = asked.from_word, asked.to_word, asked.versus
+    words = words_of(asked)
     try:
         find(comparison, words)
     except probe.ProbeError:
         return []
-    named = ", ".join(repr(word.strip()) for word in words if word.strip())
+    named = ", ".join(repr(word) for word in words if word)
     return [f"print(probe.find_heads(model, {comparison.encoding.text!r}, {named}{cut}))"]
 
 

@@ -11,7 +11,7 @@ import torch
 import probe
 from probe import Comparison, TextComparison
 from probe.texts import TextMap, compare_texts_of
-from probe.ui import limits, widgets
+from probe.ui import widgets
 from probe.ui.figure import Axis, Panel, figure, figure_component, forbidden, message, token_figure
 from probe.ui.heads import models
 from probe.ui.state import STORE, Asked, Place, Screen, explain, full_name
@@ -29,11 +29,7 @@ def describe(place: Place) -> list[dict[str, Any]]:
     """Three figures: the head on each text, and on the tokens that both have."""
     stamp, name = place.stamp(), place.session.models[place.slot]
     try:
-        first, second = (
-            _comparison(name, which, text, place.session.truncate)
-            for which, text in (("first", place.asked.first), ("second", place.asked.second))
-        )
-        result = compare_texts_of(first, second, place.layer, place.head)
+        result, first, second = compared(place)
     except Exception as error:
         return [message(full_name(name), explain(error), stamp), _NOTHING, _NOTHING]
     most = result.pairs[int(result.moved.argmax())] if result.pairs else (0, 0)
@@ -44,11 +40,31 @@ def describe(place: Place) -> list[dict[str, Any]]:
     return [*sides, _aligned(place, result, (first, second), stamp)]
 
 
+def place_of(screen: Screen) -> Place:
+    """What the view is to draw. Its sentences are its own."""
+    place = screen.place(Asked(first=screen.asked.first, second=screen.asked.second))
+    return replace(place, session=replace(place.session, text="", second=""))
+
+
+def compared(place: Place) -> tuple[TextComparison, Comparison, Comparison]:
+    """The head on both texts, and the kept comparison of each.
+
+    Raises
+    ------
+    ProbeError
+        If the model or a text can't be taken.
+    """
+    name, cut = place.session.models[place.slot], place.session.truncate
+    STORE.model(name)  # what is wrong with it is not about a sentence
+    first = _comparison(name, "first", place.asked.first, cut)
+    second = _comparison(name, "second", place.asked.second, cut)
+    return compare_texts_of(first, second, place.layer, place.head), first, second
+
+
 def _comparison(name: str, which: str, text: str, truncate: bool) -> Comparison:
     """The kept comparison of one of the texts; an error says which."""
-    name = limits.check_model(name)
     try:
-        return STORE.comparison(name, limits.check_text(text), truncate)
+        return STORE.comparison(name, text, truncate)
     except probe.ProbeError as error:
         raise error.about(f"The {which} sentence") from None
 
@@ -159,9 +175,7 @@ class Sentences:
         return [self.models, self.place]
 
     def render(self, screen: Screen) -> list[Any]:
-        place = screen.place(Asked(first=screen.asked.first, second=screen.asked.second))
-        # The sentences of this view are its own.
-        return [models(screen), replace(place, session=replace(place.session, text="", second=""))]
+        return [models(screen), place_of(screen)]
 
     def draw(self, place: Place | None) -> list[Any]:
         return [gr.skip()] * 3 if place is None else describe(place)

@@ -10,7 +10,7 @@ import gradio as gr
 import torch
 
 import probe
-from probe import Comparison, Report
+from probe import Comparison, Report, Run
 from probe.ui import bertviz_view, limits, verify, widgets
 from probe.ui.figure import (
     Panel,
@@ -56,6 +56,14 @@ def possible() -> bool:
 # ---- what is drawn
 
 
+def place_of(screen: Screen) -> Place:
+    """What the view is to draw."""
+    names = "pair_model", "source", "target", "kind", "pair_layer", "pair_head", "pair_drawing"
+    asked = Asked(**{name: getattr(screen.asked, name) for name in names})
+    session = Session(truncate=screen.session.truncate)
+    return Place(ID, session, 0, options=screen.options.of_tokens, asked=asked)
+
+
 def settled(place: Place, model: probe.Model) -> Place:
     """The same with kind, layer and head within the model's range."""
     asked = place.asked
@@ -75,9 +83,20 @@ def compared(place: Place) -> Comparison:
         If the model or a text can't be taken.
     """
     asked = place.asked
-    name = limits.check_model(asked.pair_model)
-    source, target = limits.check_text(asked.source), limits.check_text(asked.target)
-    return STORE.comparison(name, source, place.session.truncate, target)
+    return STORE.comparison(asked.pair_model, asked.source, place.session.truncate, asked.target)
+
+
+def run(place: Place) -> Run:
+    """A run that gives all weights.
+
+    Raises
+    ------
+    ProbeError
+        If the model or a text can't be taken.
+    """
+    asked = place.asked
+    model = STORE.model(asked.pair_model, asked.source, asked.target)
+    return probe.attend(model, asked.source, target=asked.target, truncate=place.session.truncate)
 
 
 def picture(place: Place, comparison: Comparison) -> dict[str, Any]:
@@ -325,18 +344,7 @@ class SourceTarget:
         return [self.place]
 
     def render(self, screen: Screen) -> list[Any]:
-        asked = replace(
-            Asked(),
-            **{
-                name: getattr(screen.asked, name)
-                for name in (
-                    *("pair_model", "source", "target", "kind"),
-                    *("pair_layer", "pair_head", "pair_drawing"),
-                )
-            },
-        )
-        session = Session(truncate=screen.session.truncate)
-        return [Place(ID, session, 0, options=screen.options.of_tokens, asked=asked)]
+        return [place_of(screen)]
 
     def draw(self, place: Place | None) -> list[Any]:
         """Everything below the controls; the model is run where its result isn't kept."""

@@ -279,14 +279,24 @@ class Store:
         self._work = threading.RLock()
         self._books = threading.Lock()
 
-    def model(self, name: str, dtype: torch.dtype = torch.float32) -> probe.Model:
+    def model(self, name: object, *texts: object, dtype: torch.dtype = torch.float32) -> probe.Model:
         """The model, from memory or from this machine.
+
+        This is where the limits of the page hold, for every view, file and endpoint.
+
+        Parameters
+        ----------
+        texts : everything written that the model is to be asked about.
 
         Raises
         ------
         ProbeError
-            If it can't be had, or is not on this machine: only ``loading`` downloads.
+            If it can't be had, or is not on this machine: only ``loading`` downloads. If its name or a text
+            is beyond the limits.
         """
+        name = limits.check_model(name)
+        for text in texts:
+            limits.check_text(text)
         key = (name, dtype)
         with self._books:
             if key in self._models:
@@ -367,13 +377,20 @@ class Store:
     def comparison(
         self, name: str, text: Text, truncate: bool = False, target: str | None = None
     ) -> probe.Comparison:
-        """The comparison of one model on one text, from memory or from one run of the model."""
-        key = (name, text, truncate, target)
+        """The comparison of one model on one text, from memory or from one run of the model.
+
+        Raises
+        ------
+        ProbeError
+            As for ``model``, or if the model can't take the text.
+        """
+        sides = text if isinstance(text, tuple) else (text,)
+        model = self.model(name, *sides, *(() if target is None else (target,)))
+        key = (name.strip(), text, truncate, target)
         with self._books:
             if key in self._comparisons:
                 self._comparisons.move_to_end(key)
                 return self._comparisons[key][0]
-        model = self.model(name)
         with self._work:
             with self._books:
                 if key in self._comparisons:
@@ -416,10 +433,8 @@ def look(session: Session, slot: int, layer: float | None, head: float | None, q
     """One half of the page; a model that refuses gives a half with its sentence instead of a result."""
     name = str(session.models[slot])
     try:
-        name = limits.check_model(name)
-        limits.check_text(session.text)
-        limits.check_text(session.second)
-        model = STORE.model(name)
+        model = STORE.model(name, session.text, session.second)
+        name = name.strip()
         comparison = STORE.comparison(name, _text_for(session, model), session.truncate)
         return Half(
             slot,

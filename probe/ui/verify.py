@@ -217,7 +217,7 @@ class Verify:
                 doing = ("none", f"{title}: text {number} of {len(lines)} …")
                 yield [widgets.verdict([*verdicts, doing], ""), widgets.code(""), *shown]
                 try:
-                    model = STORE.model(limits.check_model(name), DTYPES.get(dtype, torch.float32))
+                    model = STORE.model(name, line, dtype=DTYPES.get(dtype, torch.float32))
                     reports[number] = probe.verify(model, line, truncate=session.truncate)
                 except Exception as error:
                     refused.append(f"text {number}: {explain(error)}")

@@ -7,6 +7,7 @@ import json
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -137,6 +138,15 @@ def test_limits_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     assert file is None and "a workbook takes at most 128" in told
 
 
+def test_the_limits_of_a_view_hold_for_its_files() -> None:
+    long = "cat " * 20_000
+    cut = replace(screen("sentences", asked=Asked(first=long)), session=Session(TEXT, truncate=True))
+    (offer,) = downloads.offers(cut)
+    with pytest.raises(probe.ProbeError, match="The first sentence: The text has 80,000 characters"):
+        downloads.write(offer, "json")
+    assert downloads.offers(screen("effect", asked=Asked(heads="3.1 " * 20_000))) == []
+
+
 # ---- in the browser
 
 
@@ -210,6 +220,29 @@ def test_each_visitor_gets_their_own(visit: Callable[..., Visitor], tmp_path: Pa
     one.run("rain fell", "masks-a")
     path = save(one, "Download gpt2-stories, layer 4, head 5 as JSON", tmp_path / "one")
     assert json.loads(path.read_text("utf-8"))["manifest"]["texts"] == ["rain fell"]
+
+
+TYPED = {
+    "sentences": ("pair-a", "rain fell", "gpt2-stories, layer 4, head 5"),
+    "effect": ("effect-heads", "9.9", "gpt2-stories, heads 3.2: switched off: zeros"),
+    "heads": ("to-word", "draw", "gpt2-stories, heads that link it and map"),
+}
+
+
+@pytest.mark.parametrize("view", TYPED)
+def test_what_is_typed_and_not_sent_is_in_no_file(visitor: Visitor, tmp_path: Path, view: str) -> None:
+    box, typed, label = TYPED[view]
+    asked = {"one": "a dog ran", "other": "a dog sat", "heads": "3.2"}
+    asked |= {"from": "it", "to": "map", "versus": "of"}
+    visitor.open(view, text="draw a map of it", on="b", **asked)
+    visitor.page.locator(f"#{box} :is(textarea, input)").fill(typed)
+    path = save(visitor, f"Download {label} as JSON", tmp_path)
+    manifest = json.loads(path.read_text("utf-8"))["manifest"]
+    assert manifest["texts"] == (["a dog ran", "a dog sat"] if view == "sentences" else [TEXT])
+    if view == "effect":
+        assert "[(3, 2)]" in json.dumps(manifest)
+    if view == "heads":
+        assert '"map"' in json.dumps(manifest) and '"draw"' not in json.dumps(manifest)
 
 
 def test_two_files_asked_for_at_once(visitor: Visitor) -> None:

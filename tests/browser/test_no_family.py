@@ -59,7 +59,7 @@ def test_views_that_need_no_weights_are_drawn(name: str, folder: Callable[[str],
     assert "maps" in heads.picture(place)
     assert len(heads.measured(place)["rows"]) == 12
     assert heads.rolled_out(place, None)[0]["panels"]
-    found = heads.found_heads(place, ("dog", "cat", ""))
+    found = heads.found_heads(heads.sought(place, "dog", "cat", ""))
     assert len(found["rows"]) == 12
     drawn = sentences.describe(shown.place(Asked(first=TEXT, second=f"then {TEXT}")))
     first = next(panel for panel in drawn[0]["panels"] if panel["kind"] == "weight")

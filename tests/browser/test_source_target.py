@@ -180,6 +180,18 @@ def test_files_of_it_are_made_again(t5: str, tmp_path: Path) -> None:
         assert again.manifest.targets == (TARGET,)
 
 
+def test_the_limits_of_the_view_hold_for_its_files(t5: str) -> None:
+    halves = look(Session(SOURCE), 0, 0, 0, None), look(Session(SOURCE), 1, 0, 0, None)
+    asked = Asked(pair_model=t5, source=SOURCE, target="cat " * 20_000)
+    screen = Screen(Session(SOURCE, truncate=True), halves, view="source-target", asked=asked)
+    STORE.model(t5)
+    offers = downloads.offers(screen)
+    assert len(offers) == 3
+    for offer in offers:
+        with pytest.raises(probe.ProbeError, match="The text has 80,000 characters"):
+            downloads.write(offer, "html" if offer.kind is probe.Run else "json")
+
+
 def test_kinds_are_not_mixed_in_one_picture(comparison: probe.Comparison) -> None:
     report = comparison.report
     with pytest.raises(ValueError, match="of one kind of attention, not of cross, decoder, encoder"):
