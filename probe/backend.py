@@ -380,7 +380,8 @@ def attentions(hf: PreTrainedModel) -> tuple[Attention, ...]:
     ------
     ProbeError
         If the network can't be run on a text, an image or a recording alone; if it makes no attention call
-        that can be seen; if it attends to something else than positions of the input (windows, say).
+        that can be seen; if it attends to something else than positions of the input (windows, say); if it
+        shows another number of attention layers than its configuration says there are.
     """
     check_kind(type(hf), hf.config)
     inputs = _little_input(hf)
@@ -405,7 +406,7 @@ def attentions(hf: PreTrainedModel) -> tuple[Attention, ...]:
 
     found: list[Attention] = []
     for batch, heads, queries, keys in shapes:
-        if not hf.config.is_encoder_decoder:
+        if "decoder_input_ids" not in inputs:
             kind, regular = "self", queries == keys and ("input_ids" not in inputs or keys == _SOURCE)
         elif queries == keys:
             kind, regular = "decoder" if keys == _TARGET else "encoder", True
@@ -418,7 +419,47 @@ def attentions(hf: PreTrainedModel) -> tuple[Attention, ...]:
             )
         layer = sum(attention.kind == kind for attention in found)
         found.append(Attention(kind, layer, heads))
+    _check_every_layer(hf, found)
     return tuple(found)
+
+
+def _check_every_layer(hf: PreTrainedModel, found: Sequence[Attention]) -> None:
+    """Refuse a network that shows the attention of a part of its layers.
+
+    The others have none, or code of their own for it (LongT5's encoder), and would be missing without a word.
+    """
+    one_stack = all(attention.kind == "self" for attention in found)
+    for kind in ("self",) if one_stack else ("encoder", "decoder", "cross"):
+        shown = sum(attention.kind == kind for attention in found)
+        said = _layers_said(hf.base_model.config, kind)
+        what = f"layers of {kind} attention"
+        if not said:
+            raise ProbeError(
+                f"The configuration of {type(hf).__name__} doesn't say how many {what} there are, so that "
+                "nobody would notice if some were missing: it is not supported."
+            )
+        if shown not in said:
+            raise ProbeError(
+                f"By its configuration {type(hf).__name__} has {max(said)} {what}, and {shown} can be seen: "
+                "a layer without attention, or with code of its own for it, is not supported."
+            )
+
+
+def _layers_said(config: Any, kind: str) -> set[int]:
+    """How many layers a configuration says that a kind of attention has.
+
+    A single stack of a network that could have two is an encoder or a decoder, and may have either's number.
+    """
+    names = {"num_hidden_layers", "decoder_layers", "num_decoder_layers"}
+    if kind == "self":
+        part = config.get_text_config()
+    else:
+        part = getattr(config, "encoder" if kind == "encoder" else "decoder", None)
+        of_encoder = kind == "encoder" or isinstance(part, PretrainedConfig)
+        names = {"num_hidden_layers"} if of_encoder else names - {"num_hidden_layers"}
+    part = part if isinstance(part, PretrainedConfig) else config
+    counts = [getattr(part, name, None) for name in names]
+    return {count for count in counts if isinstance(count, int)}
 
 
 def _little_input(hf: PreTrainedModel) -> dict[str, Tensor]:
@@ -436,7 +477,9 @@ def _little_input(hf: PreTrainedModel) -> dict[str, Tensor]:
     else:  # spectra, of which Whisper's encoder makes half as many positions
         shape = (1, config.num_mel_bins, 2 * config.max_source_positions)
     inputs = {name: torch.zeros(shape, dtype=dtype, device=hf.device)}
-    if hf.config.is_encoder_decoder:
+    # An encoder alone may have the configuration of a network of two stacks.
+    takes = inspect.signature(hf.base_model.forward).parameters
+    if hf.config.is_encoder_decoder and "decoder_input_ids" in takes:
         inputs["decoder_input_ids"] = torch.zeros(1, _TARGET, dtype=torch.long, device=hf.device)
     return inputs
 

@@ -59,7 +59,7 @@ def expected(model: Model, here: Attention, call: Call, queries: Tensor, keys: T
         allowed,
         whole,
         None if known is None else known(config, call.query.shape[-1]),
-        _t5_bias(model, here, call) if model.hf.config.model_type in _T5 else None,
+        _t5_bias(model, here, call) if config.model_type in _T5 else None,
     )
 
 
@@ -68,21 +68,30 @@ def expected(model: Model, here: Attention, call: Call, queries: Tensor, keys: T
 # Encoder-decoders that mask padding and, in the decoder, later tokens, and nothing else.
 _T5 = ("t5", "mt5")
 _BART = ("bart", "mbart", "marian", "pegasus", "blenderbot", "blenderbot-small", "m2m_100")
-_PLAIN = (*_T5, *_BART, "whisper", "encoder-decoder")
+_PLAIN = (*_T5, *_BART, "whisper")
 # Of one stack: those whose mask is the causal one, or a window of it in some layers, and padding.
 _CAUSAL = (
-    *("clip_text_model", "gemma2", "gemma3_text", "gpt_neox", "gpt_oss", "gptj", "llama", "mistral"),
+    *("clip_text_model", "gemma2", "gemma3_text", "gpt2", "gpt_neox", "gpt_oss", "gptj", "llama", "mistral"),
     *("olmo2", "phi3", "qwen2", "qwen3"),
 )
 # And those that look both ways.
-_BOTH_WAYS = ("clip_vision_model", "modernbert", "vit", "xlm-roberta")
+_BOTH_WAYS = ("bert", "clip_vision_model", "modernbert", "roberta", "vit", "xlm-roberta")
 
 
 def _sight(model: Model, here: Attention, call: Call, config: Any) -> tuple[bool, int | None, bool]:
-    """Whether later keys are hidden; how many positions are seen, None for all; whether that is all."""
-    if here.kind != "self":
-        return here.kind == "decoder", None, model.hf.config.model_type in _PLAIN
+    """Whether later keys are hidden; how many positions are seen, None for all; whether that is all.
+
+    ``config`` is that of the part that is calling: an encoder and a decoder may be networks of two kinds.
+    """
     name = config.model_type
+    if here.kind != "self" and name == model.hf.config.model_type:
+        return here.kind == "decoder", None, name in _PLAIN
+    if here.kind == "cross":
+        return False, None, name in (*_CAUSAL, *_BOTH_WAYS)
+    if here.kind == "decoder":
+        return True, _window(config, here, call), name in (*_CAUSAL, *_BOTH_WAYS)
+    if name in _T5:
+        return config.is_decoder, None, True
     both_ways = getattr(config, "use_bidirectional_attention", False)
     if name in _CAUSAL and not both_ways:
         return True, _window(config, here, call), True
@@ -137,7 +146,7 @@ def _gpt2(config: Any, head_dim: int) -> float | None:
 
 _Scale = Callable[[Any, int], float | None]
 _SCALES: dict[str, _Scale] = {
-    **dict.fromkeys((*_BART, *_CAUSAL, *_BOTH_WAYS, "bert", "roberta"), _by_width),
+    **dict.fromkeys((*_BART, *_CAUSAL, *_BOTH_WAYS), _by_width),
     **dict.fromkeys((*_T5, "whisper"), _none),
     **dict.fromkeys(("gemma2", "gemma3_text"), _gemma),
     "gpt2": _gpt2,
@@ -152,15 +161,16 @@ def _t5_bias(model: Model, here: Attention, call: Call) -> Tensor:
     _, _, num_queries, num_keys = call.shape
     if here.kind == "cross":
         return call.query.new_zeros(1, 1, num_queries, num_keys)
-    network: Any = model.hf
-    stack = network.get_encoder() if here.kind == "encoder" else network.get_decoder()
+    stacks = (part for part in model.hf.modules() if hasattr(part, "block"))
+    stack: Any = next(part for part in stacks if call.module in part.modules())
+    both_ways = here.kind == "encoder" or (here.kind == "self" and not stack.config.is_decoder)
     table = stack.block[0].layer[0].SelfAttention.relative_attention_bias.weight.detach()  # (buckets, H)
     buckets = t5_buckets(
         num_queries,
         num_keys,
         num_buckets=len(table),
         max_distance=stack.config.relative_attention_max_distance,
-        both_ways=here.kind == "encoder",
+        both_ways=both_ways,
     )
     return table[buckets.to(table.device)].permute(2, 0, 1)[None]  # (Tq, Tk, H) -> (1, H, Tq, Tk)
 

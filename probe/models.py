@@ -176,8 +176,8 @@ class Model:
 
     @property
     def has_target(self) -> bool:
-        """Whether it has a decoder that takes a text of its own."""
-        return bool(self.hf.config.is_encoder_decoder)
+        """Whether it has a decoder that takes a text of its own, beside an encoder."""
+        return "decoder" in self.kinds or "cross" in self.kinds
 
     @property
     def takes_text(self) -> bool:

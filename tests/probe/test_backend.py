@@ -404,6 +404,17 @@ class TestAttentions:
             by_kind[one.kind].append(one.num_heads)
         assert by_kind == expected
 
+    @pytest.mark.parametrize("name", ["t5", "bart", "marian"])
+    def test_one_stack_of_two(self, name: str) -> None:
+        hf: Any = network(name)
+        assert hf.config.is_encoder_decoder
+        for stack, layers, heads in (
+            (hf.get_encoder(), 3, 4),
+            (hf.get_decoder(), 2, 4 if name == "t5" else 2),
+        ):
+            found = backend.attentions(stack)
+            assert found == tuple(backend.Attention("self", layer, heads) for layer in range(layers))
+
     def test_kinds_are_where_their_modules_are(self) -> None:
         hf = network("t5")
         names = {module: name for name, module in hf.named_modules()}
@@ -455,7 +466,85 @@ class TestOwnMaps:
         assert families.worst(returned, watched, real) < 1e-6
 
 
+LAYERS: dict[str, Any] = {
+    "vocab_size": families.VOCABULARY,
+    "hidden_size": 32,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 48,
+    "pad_token_id": 1,
+}
+TWO_STACKS: dict[str, Any] = {
+    "vocab_size": families.VOCABULARY,
+    "d_model": 32,
+    "d_kv": 8,
+    "d_ff": 48,
+    "num_layers": 3,
+    "num_decoder_layers": 2,
+    "num_heads": 4,
+}
+
+
 class TestRefusals:
+    @pytest.mark.parametrize(
+        ("make", "message"),
+        [
+            (
+                lambda: transformers.LongT5Model(transformers.LongT5Config(**TWO_STACKS)),
+                "LongT5Model has 3 layers of encoder attention, and 0 can be seen",
+            ),
+            (
+                lambda: transformers.LongT5Model(
+                    transformers.LongT5Config(**TWO_STACKS, encoder_attention_type="transient-global")
+                ),
+                "LongT5Model has 3 layers of encoder attention, and 0 can be seen",
+            ),
+            (
+                lambda: transformers.BigBirdPegasusModel(
+                    families.bart_like(transformers.BigBirdPegasusConfig)
+                ),
+                "BigBirdPegasusModel has 3 layers of encoder attention, and 0 can be seen",
+            ),
+            (
+                lambda: transformers.PegasusXModel(
+                    families.bart_like(transformers.PegasusXConfig, block_size=4)
+                ),
+                "PegasusXModel has 3 layers of encoder attention, and 0 can be seen",
+            ),
+            (
+                lambda: transformers.Lfm2Model(transformers.Lfm2Config(**LAYERS, full_attn_idxs=[1, 3])),
+                "Lfm2Model has 4 layers of self attention, and 2 can be seen",
+            ),
+            (
+                lambda: transformers.RecurrentGemmaModel(
+                    families.sized(transformers.RecurrentGemmaConfig, lru_width=32, attention_window_size=8)
+                ),
+                "RecurrentGemmaModel has 3 layers of self attention, and 1 can be seen",
+            ),
+            (
+                # The second layer looks at an image, if there is one.
+                lambda: transformers.MllamaTextModel(
+                    transformers.MllamaTextConfig(**LAYERS, cross_attention_layers=[1])
+                ),
+                "MllamaTextModel has 4 layers of self attention, and 3 can be seen",
+            ),
+        ],
+    )
+    def test_heads_are_never_missing_without_a_word(
+        self, make: Callable[[], PreTrainedModel], message: str
+    ) -> None:
+        with pytest.raises(ProbeError, match=f"^By its configuration {message}: .* is not supported.$"):
+            backend.attentions(make().eval())
+
+    def test_a_configuration_that_does_not_say_how_many_layers_there_are(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        hf = network("EncoderDecoder")
+        monkeypatch.setattr(hf.config, "decoder", None)
+        with pytest.raises(ProbeError, match="doesn't say how many layers of decoder attention"):
+            backend.attentions(hf)
+
     def test_code_of_its_own_can_not_be_listened_to(self) -> None:
         hf = network("bloom")
         before = state(hf)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import itertools
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,14 +19,18 @@ from transformers import (
     AutoTokenizer,
     BartConfig,
     BartForConditionalGeneration,
+    BartModel,
     BloomConfig,
     BloomForCausalLM,
     Cohere2Config,
     Cohere2ForCausalLM,
+    EncoderDecoderModel,
     EsmConfig,
     EsmModel,
     Gemma2Config,
     Gemma2ForCausalLM,
+    GPT2LMHeadModel,
+    GPT2Model,
     GPTNeoXConfig,
     GPTNeoXForCausalLM,
     GraniteConfig,
@@ -32,11 +39,18 @@ from transformers import (
     ModernBertModel,
     MPNetConfig,
     MPNetModel,
+    MT5Config,
+    MT5EncoderModel,
     PreTrainedModel,
     T5Config,
+    T5EncoderModel,
     T5ForConditionalGeneration,
+    T5Model,
     UMT5Config,
+    UMT5EncoderModel,
     UMT5ForConditionalGeneration,
+    WhisperConfig,
+    WhisperForAudioClassification,
 )
 from transformers.models.t5.modeling_t5 import T5Attention
 
@@ -417,6 +431,148 @@ def test_a_network_that_is_not_known_must_be_causal_if_it_says_so() -> None:
         patch.setattr(backend, "Call", without_mask)
         report = probe.verify(model, families.drawn(40)[0])
     assert all({"weights", "forbidden weight"} <= set(head.failed) for head in report.heads)
+
+
+# --- networks made of two, and one part of a network of two -------------------------------------------------
+
+
+def small_modernbert() -> ModernBertModel:
+    config = families.sized(ModernBertConfig, local_attention=4, global_attn_every_n_layers=2)
+    config.cls_token_id = config.sep_token_id = 2
+    return ModernBertModel(config)
+
+
+def small_t5(kind: type) -> Any:
+    sizes = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 3, "num_decoder_layers": 2, "num_heads": 4}
+    return kind(vocab_size=families.VOCABULARY, **sizes, decoder_start_token_id=0, pad_token_id=1)
+
+
+def made_of(encoder: PreTrainedModel) -> EncoderDecoderModel:
+    decoder = GPT2LMHeadModel(families.gpt2_config(is_decoder=True, add_cross_attention=True))
+    network = EncoderDecoderModel(encoder=encoder, decoder=decoder)
+    network.config.decoder_start_token_id, network.config.pad_token_id = 2, 1
+    return network
+
+
+PARTS: dict[str, Callable[[], PreTrainedModel]] = {
+    "windows and GPT-2": lambda: made_of(small_modernbert()),
+    "GPT-2 twice": lambda: made_of(GPT2Model(families.gpt2_config())),
+    "t5 and GPT-2": lambda: made_of(T5EncoderModel(small_t5(T5Config))),
+    "t5 encoder": lambda: T5EncoderModel(small_t5(T5Config)),
+    "mt5 encoder": lambda: MT5EncoderModel(small_t5(MT5Config)),
+    "umt5 encoder": lambda: UMT5EncoderModel(small_t5(UMT5Config)),
+    "t5 decoder": lambda: T5Model(small_t5(T5Config)).get_decoder(),
+    "bart encoder": lambda: BartModel(families.bart_like(BartConfig)).get_encoder(),
+    "bart decoder": lambda: BartModel(families.bart_like(BartConfig)).get_decoder(),
+}
+
+
+def part(name: str) -> Model:
+    network = families.build(families.Family(name, PARTS[name]))
+    return probe.load(network, tokenizer=families.numbers())
+
+
+def checked_part(model: Model) -> Report:
+    targets = families.drawn(30, 9, seed=4) if model.has_target else None
+    return probe.verify(model, families.drawn(40, 13), targets)
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_networks_of_two_parts_and_parts_of_networks_pass(name: str) -> None:
+    model = part(name)
+    assert model.has_target == ("GPT-2" in name)
+    report = checked_part(model)
+    assert report.passed, report
+    assert all(head.forbidden_weight == 0.0 for head in report.heads)
+    run = probe.attend(model, report.texts[1], target=report.targets[1] if report.targets else None)
+    assert set(run.heads) == set(model.kinds)
+
+
+@contextmanager
+def another_mask(model: Model, kind: str, change: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
+    """The additive masks of one kind of attention, (B, 1, Tq, Tk), go through `change`."""
+    sound, turns = backend.Call, itertools.cycle(model.attentions)
+
+    def called(
+        module: Any, query: Any, key: Any, value: Any, name: str, mask: Any, options: Any
+    ) -> backend.Call:
+        if next(turns).kind == kind:
+            shape = (len(query), 1, query.shape[2], key.shape[2])
+            mask = change(query.new_zeros(shape) if mask is None else mask.expand(shape))
+        return sound(module, query, key, value, name, mask, options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(backend, "Call", called)
+        yield
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("windows and GPT-2", kind) for kind in ("encoder", "decoder", "cross")]
+    + [("GPT-2 twice", "encoder"), ("t5 encoder", "self"), ("mt5 encoder", "self"), ("t5 decoder", "self")],
+)
+def test_masks_of_parts_are_known(name: str, kind: str) -> None:
+    """What may be seen is lost (the first key), and what may not is seen."""
+    model = part(name)
+
+    def first_lost(mask: torch.Tensor) -> torch.Tensor:
+        mask = mask.clone()
+        mask[..., 1:, 0] = torch.finfo(mask.dtype).min
+        return mask
+
+    for change in (first_lost, torch.zeros_like):
+        with another_mask(model, kind, change):
+            report = checked_part(model)
+        failed = [head for head in report.heads if not head.passed]
+        assert failed == [head for head in report.heads if head.kind == kind]
+
+
+@pytest.mark.parametrize("name", ["t5 encoder", "mt5 encoder", "t5 decoder", "t5 and GPT-2"])
+@pytest.mark.parametrize("fault", ["lost", "the other direction's"])
+def test_a_wrong_bias_of_a_part_is_caught(name: str, fault: str) -> None:
+    model = part(name)
+    sound = backend.Call
+
+    def called(*given: Any) -> backend.Call:
+        options = dict(given[-1])
+        bias = options.get("position_bias")
+        if bias is not None:
+            options["position_bias"] = torch.zeros_like(bias) if fault == "lost" else bias.transpose(-1, -2)
+        return sound(*given[:-1], options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(backend, "Call", called)
+        report = checked_part(model)
+    of_t5 = [head for head in report.heads if head.kind in ("self", "encoder")]
+    assert len(of_t5) == sum(model.heads_of(model.kinds[0]))
+    assert all("weights" in head.failed for head in of_t5)
+    assert all(head.passed for head in report.heads if head not in of_t5)
+
+
+@pytest.mark.parametrize("name", ["t5 encoder", "bart encoder"])
+def test_encoders_alone_are_compared_from_query_and_key(name: str) -> None:
+    model = part(name)
+    text = families.drawn(12)[0]
+    twin = copy.deepcopy(model.hf)
+    twin.set_attn_implementation("eager")
+    with torch.no_grad():
+        given = torch.tensor([model.tokenizer(text)["input_ids"]])
+        theirs = twin(input_ids=given, output_attentions=True).attentions[1][0, 2]
+    comparison = probe.compare(model, text)
+    torch.testing.assert_close(comparison.from_model(1, 2), theirs, rtol=0, atol=2e-6)
+    torch.testing.assert_close(comparison.from_scratch(1, 2), theirs, rtol=0, atol=2e-6)
+
+
+def test_a_classifier_of_sound_has_no_target() -> None:
+    """Its configuration says that it has a decoder, as Whisper has."""
+    config = families.bart_like(WhisperConfig, num_mel_bins=8, max_source_positions=20)
+    family = families.Family("classifier", lambda: WhisperForAudioClassification(config))
+    model = probe.load(families.build(family))
+    assert model.hf.config.is_encoder_decoder and not model.has_target
+    sound = {"input_features": torch.randn(1, 8, 40, generator=torch.Generator().manual_seed(0))}
+    report = probe.verify(model, sound)
+    assert report.passed and report.kinds == ("self",) and report.num_tokens == (20,)
+    assert probe.attend(model, sound).weights(2, 3).shape == (20, 20)
 
 
 # --- images and sound, and models that show nothing ---------------------------------------------------------
