@@ -230,6 +230,11 @@ def _chosen(model: Model, heads: Sequence[tuple[int, int] | int], how: str) -> d
         raise ProbeError(
             f"There is no way {how!r} to change a head: give {', '.join(map(repr, get_args(How)))}."
         )
+    if len(model.kinds) > 1:
+        raise ProbeError(
+            f"{model.name} has an encoder and a decoder: its heads can't be switched off here, only their "
+            "maps can be looked at."
+        )
     return check_heads(model, heads)
 
 

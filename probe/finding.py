@@ -99,19 +99,19 @@ class FoundHeads:
         best = self.heads[0]
         line = (
             f'Layer {best.layer}, head {best.head} of {self.model_name} links "{self.from_word.word}" to '
-            f'"{self.to_word.word}" most: it puts {best.weight:.1%} of its weight there'
+            f'"{self.to_word.word}" most: it puts {_share(best.weight)} of its weight there'
         )
         if self.versus is None:
             return f"{line}."
         other = self.by_difference[0]
-        line = f'{line}, {best.versus:.1%} on "{self.versus.word}"'
+        line = f'{line}, {_share(best.versus or 0.0)} on "{self.versus.word}"'
         if not (other.difference or 0.0) > 0.0:
             return f'{line}. No head prefers "{self.to_word.word}".'
         if other == best:
             return f"{line}. No head prefers it more."
         return (
-            f"{line}. Layer {other.layer}, head {other.head} prefers it most: {other.weight:.1%} against "
-            f"{other.versus:.1%}."
+            f"{line}. Layer {other.layer}, head {other.head} prefers it most: {_share(other.weight)} against "
+            f"{_share(other.versus or 0.0)}."
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -288,6 +288,11 @@ def locate(encoding: Encoding, word: str) -> FoundWord:
         times = "once" if len(found) == 1 else f"{len(found)} times"
         raise ProbeError(f'"{name}" occurs {times} in the text: there is no "{word}". They count from 1.')
     return FoundWord(word, (found[number - 1],))
+
+
+def _share(weight: float) -> str:
+    """In per cent; what is not all is not rounded to all."""
+    return "over 99.9%" if 0.9995 <= weight < 1.0 else f"{weight:.1%}"
 
 
 def _missing(encoding: Encoding, word: str) -> str:

@@ -179,7 +179,8 @@ class Report:
         where = f"largest difference {worst.max_abs_error:.1e} ({worst.place})"
         if self.passed:
             return (
-                f"All {len(self.heads)} heads of {self.model} agree: {where}, tolerance {self.tolerance:.1e}."
+                f"All {len(self.heads)} heads of {self.model} agree: {where}, "
+                f"tolerance {worst.tolerance:.1e}."
             )
         named = ", ".join(self._failed_layers())
         if not failed:

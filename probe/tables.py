@@ -296,7 +296,7 @@ def _largest_key(one: TextMap, query: int) -> Line:
 
 def _vector(values: Tensor) -> str:
     """Eight numbers a line, in columns."""
-    return _lines([f"{digits(value):>13}" for value in values.tolist()])
+    return _lines([f" {digits(value):>13}" for value in values.tolist()])
 
 
 def _lines(numbers: list[str]) -> str:

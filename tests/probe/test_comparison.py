@@ -134,6 +134,8 @@ def test_what_such_a_model_cannot_do_is_said(t5: Model, gpt2: Model, monkeypatch
         comparison.from_model(2, 0, "encoder")
     with pytest.raises(ProbeError, match="no 'self' attention"):
         comparison.difference(0, 0, "self")
+    with pytest.raises(ProbeError, match="its heads can't be switched off"):
+        probe.rank_heads(t5, "the cat")
     with pytest.raises(ProbeError, match="has an encoder and a decoder"):
         probe.compare(t5, SOURCE)
     with pytest.raises(ProbeError, match="takes no target"):

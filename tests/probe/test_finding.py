@@ -254,3 +254,10 @@ def test_no_head_prefers_what_every_head_puts_less_weight_on(bert: probe.Model) 
     assert replace(found, heads=more).summary.endswith(
         "Layer 1, head 0 prefers it most: 15.0% against 10.0%."
     )
+
+
+@pytest.mark.parametrize(("weight", "said"), [(1.0, "100.0%"), (0.9996, "over 99.9%"), (0.9994, "99.9%")])
+def test_almost_all_is_not_all(weight: float, said: str, gpt2: probe.Model) -> None:
+    found = probe.find_heads(gpt2, "The cat sat", "cat", "The")
+    best = replace(found.heads[0], weight=weight)
+    assert f"it puts {said} of its weight there" in replace(found, heads=(best, *found.heads[1:])).summary

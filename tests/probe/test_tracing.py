@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -167,3 +168,11 @@ def test_without_rotary_positions(name: str, request: pytest.FixtureRequest) -> 
     assert "turned" not in str(trace) and trace.mask == (
         "keys 0 to 3 (causal)" if name == "gpt2" else f"keys 0 to {len(trace.tokens) - 1} (bidirectional)"
     )
+
+
+def test_numbers_of_a_vector_stand_apart(gpt2: Model) -> None:
+    """Also those that fill their column: a minus, seven digits and a power of ten."""
+    trace = probe.trace(gpt2, TEXT, 1, 2, 3)
+    shares = torch.full_like(trace.output_share, -7.931989e-05)
+    _, printed = str(replace(trace, output_share=shares)).rsplit(":", 1)
+    assert printed.split() == ["-7.931989e-05"] * len(shares)
