@@ -44,8 +44,11 @@ def weight_files(folder: Path) -> list[Path]:
     if index.is_file():
         try:
             names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-        except (ValueError, KeyError, AttributeError, TypeError):
-            raise ProbeError(f"{index} is damaged: copy or download the checkpoint again.") from None
+            damaged = not names or not all(map(_is_plain, names))
+        except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
+            damaged = True
+        if damaged:
+            raise ProbeError(f"{index} is damaged: copy or download the checkpoint again.")
         missing = [name for name in names if not (folder / name).is_file()]
         if missing:
             raise ProbeError(
@@ -54,6 +57,11 @@ def weight_files(folder: Path) -> list[Path]:
             )
         return [folder / name for name in names]
     return []
+
+
+def _is_plain(name: object) -> bool:
+    """Whether a name is that of a file in the same folder."""
+    return isinstance(name, str) and name not in ("", ".", "..") and not set(name) & set("/\\\0")
 
 
 def check_folder(folder: Path) -> None:

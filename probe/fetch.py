@@ -18,17 +18,51 @@ from typing import Any
 def fetch(asked: dict[str, Any]) -> str:
     """Download ``files`` of ``repo_id`` at ``revision``, one after the other, and return their folder.
 
-    Only then does the cache learn which revision is the newest, so that nobody takes a part for the whole.
+    Of files of weights only those that an index names, if there is one among the files before them. When all
+    have arrived, and not before, the cache learns that this is the newest revision, so that nobody takes a
+    part for the whole.
     """
     from huggingface_hub import hf_hub_download
 
-    where: dict[str, Any] = {"cache_dir": asked["cache_dir"], "endpoint": asked["endpoint"]}
-    paths = [
-        hf_hub_download(asked["repo_id"], name, revision=asked["revision"], **where)
-        for name in asked["files"]
-    ]
-    hf_hub_download(asked["repo_id"], asked["files"][0], **where)
-    return os.path.dirname(paths[0])
+    folder, shards = "", None
+    for name in asked["files"]:
+        if shards is not None and name.endswith(".safetensors") and name not in shards:
+            continue
+        path = hf_hub_download(
+            asked["repo_id"],
+            name,
+            revision=asked["revision"],
+            cache_dir=asked["cache_dir"],
+            endpoint=asked["endpoint"],
+        )
+        folder = os.path.dirname(path)
+        if name == "model.safetensors.index.json" and "model.safetensors" not in asked["files"]:
+            shards = _named(path)
+    _set_newest(folder)
+    return folder
+
+
+def _named(index: str) -> set[str]:
+    """The files that an index names; none if it is damaged, which is said when the folder is loaded."""
+    try:
+        with open(index, encoding="utf-8") as file:
+            return set(json.load(file)["weight_map"].values())
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
+        return set()
+
+
+def _set_newest(folder: str) -> None:
+    """Write down in the cache that the branch main is at this folder's commit.
+
+    The library writes what the Hub says at the time, and the branch may have moved since the download began.
+    """
+    snapshots, commit = os.path.split(folder)
+    references = os.path.join(os.path.dirname(snapshots), "refs")
+    os.makedirs(references, exist_ok=True)
+    unfinished = os.path.join(references, f"main.{os.getpid()}.tmp")
+    with open(unfinished, "w", encoding="ascii") as file:
+        file.write(commit)
+    os.replace(unfinished, os.path.join(references, "main"))
 
 
 def _end_with_parent() -> None:

@@ -8,7 +8,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,6 +20,7 @@ from huggingface_hub.errors import (
     LocalEntryNotFoundError,
     RepositoryNotFoundError,
 )
+from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]
 
 from probe.errors import ProbeError
 
@@ -28,8 +30,8 @@ DOWNLOAD_SECONDS = 3600.0
 _KEPT = "files that had arrived whole are kept: try again to go on from there"
 # How long a download that is to end may take to clear up.
 _END_SECONDS = 3.0
-# Everything at the top level but weights in other formats.
-_FILES = (".json", ".txt", ".model", ".safetensors")
+# Everything at the top level but weights.
+_FILES = (".json", ".txt", ".model")
 
 _YES = {"1", "ON", "YES", "TRUE"}
 
@@ -100,19 +102,43 @@ def download(repo_id: str, stop: threading.Event | None = None) -> Path:
         ) from None
     except Exception:  # every HTTP stack has its own errors for a network that is down
         raise ProbeError(unreachable) from None
-    names = [str(sibling.rfilename) for sibling in info.siblings or []]
-    if not any(name.endswith(".safetensors") for name in names):
+    files = wanted(repo_id, [str(sibling.rfilename) for sibling in info.siblings or []])
+    assert info.sha is not None  # the Hub always says
+    return _fetch(repo_id, info.sha, files, stop or threading.Event())
+
+
+def wanted(repo_id: str, names: list[str]) -> list[str]:
+    """Which of a repository's files a model needs, in the order to fetch them.
+
+    Weights come last: what ends in the middle of them has the rest. They are model.safetensors alone; or,
+    where its index is listed, all at the top level that may be its shards, of which ``fetch.py`` takes those
+    that the index names.
+
+    Raises
+    ------
+    ProbeError
+        If there are no weights of a whole model as safetensors.
+    """
+    weights = [name for name in names if name.endswith(".safetensors")]
+    if not weights:
         raise ProbeError(
             f'"{repo_id}" has no weights as safetensors on the Hub, only formats that can run code when '
             "opened: use another revision or model, or convert it yourself and give the folder."
         )
-    wanted = [name for name in names if "/" not in name and name.endswith(_FILES)]
-    # Weights last: what ends in the middle of them has the rest.
-    wanted.sort(key=lambda name: name.endswith(".safetensors"))
-    return _fetch(repo_id, info.sha, wanted, stop or threading.Event())
+    if "model.safetensors" in names:
+        weights = ["model.safetensors"]
+    elif "model.safetensors.index.json" in names:
+        weights = [name for name in weights if "/" not in name]
+    else:
+        raise ProbeError(
+            f'"{repo_id}" has weights as safetensors on the Hub, but no model.safetensors or its index at '
+            "the top level, as a whole transformers model has: give one that has (this may be an adapter, a "
+            "pipeline of several models, or in another format)."
+        )
+    return [name for name in names if "/" not in name and name.endswith(_FILES)] + weights
 
 
-def _fetch(repo_id: str, revision: str | None, files: list[str], stop: threading.Event) -> Path:
+def _fetch(repo_id: str, revision: str, files: list[str], stop: threading.Event) -> Path:
     """The files of one commit, fetched by a process of their own, which can be ended."""
     asked = {
         "repo_id": repo_id,
@@ -136,15 +162,26 @@ def _fetch(repo_id: str, revision: str | None, files: list[str], stop: threading
                 raise ProbeError(f'Downloading "{repo_id}" was given up; {_KEPT}.')
         finally:
             if process.poll() is None and not _ended(process):
-                # Nobody else takes it away: the library gives each download a file of its own.
-                for path in set(_blobs(repo_id).glob("*.incomplete")) - unfinished:
-                    path.unlink(missing_ok=True)
+                _clear_up(set(_blobs(repo_id).glob("*.incomplete")) - unfinished)
         assert process.stdout is not None
         lines = process.stdout.read().decode().splitlines()
     answer = json.loads(lines[-1]) if lines else {"error": f"exit code {process.returncode}"}
     if "error" in answer:
         raise ProbeError(f'Downloading "{repo_id}" failed ({answer["error"]}): try again to go on.')
     return Path(answer["folder"])
+
+
+def _clear_up(unfinished: Iterable[Path]) -> None:
+    """Take away unfinished files that nobody is writing any more.
+
+    The library gives each download a file of its own, "<etag>.<random>.incomplete", which nobody takes up
+    again; and whoever writes one, here or in another process, holds the lock of its etag.
+    """
+    for path in unfinished:
+        locks = Path(constants.HF_HUB_CACHE) / ".locks" / path.parent.parent.name
+        locks.mkdir(parents=True, exist_ok=True)
+        with suppress(TimeoutError), WeakFileLock(locks / f"{path.name.split('.')[0]}.lock", timeout=0.1):
+            path.unlink(missing_ok=True)
 
 
 def _ended(process: subprocess.Popen[bytes]) -> bool:

@@ -25,6 +25,7 @@ class FakeHub:
     sending : how many are being sent now.
     flow : while it is not set, all but the first ``PIECE`` bytes of each file of weights are held back.
     broken : weights end after the first piece, before their time.
+    head : the commit that the branch main is at, for whoever asks for a file of it.
     """
 
     def __init__(self, repo_id: str, folder: Path) -> None:
@@ -34,6 +35,7 @@ class FakeHub:
         self.flow = threading.Event()
         self.flow.set()
         self.broken = False
+        self.head = COMMIT
         self._count = threading.Lock()
 
     def send(self, request: BaseHTTPRequestHandler, with_body: bool) -> None:
@@ -47,10 +49,11 @@ class FakeHub:
         if not path.startswith(f"{self.repo_id}/resolve/") or not file.is_file():
             self._answer(request, 404, b"", {"X-Error-Code": "RepoNotFound"})
             return
+        commit = self.head if f"{self.repo_id}/resolve/main/" in path else COMMIT
         body = file.read_bytes()
         tag = f'"{hashlib.sha256(body).hexdigest()}"'
         self._answer(
-            request, 200, body if with_body else len(body), {"X-Repo-Commit": COMMIT, "ETag": tag}, file
+            request, 200, body if with_body else len(body), {"X-Repo-Commit": commit, "ETag": tag}, file
         )
 
     def _answer(

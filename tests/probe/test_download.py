@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from fake_hub import COMMIT, FakeHub, instead_of_the_hub
+from huggingface_hub.utils import WeakFileLock
 
 import probe
-from probe import ProbeError, hub, models
+from probe import ProbeError, checkpoint, hub, models
 from tiny import GPT2_STORIES
 
 REPO = "some-owner/some-model"
-WEIGHTS = "model.safetensors"
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
 @pytest.fixture
@@ -45,6 +46,89 @@ def test_a_download_is_taken_from_the_hub(fake: FakeHub, tmp_path: Path) -> None
     fake.asked.clear()
     assert models.is_here(REPO)
     assert probe.load(REPO).source == "Hub cache" and fake.asked == []
+
+
+def test_a_branch_that_moves_meanwhile(fake: FakeHub, tmp_path: Path) -> None:
+    fake.head = "f" * 40
+    assert probe.load(REPO).revision == COMMIT
+    (repo,) = (tmp_path / "hub").glob("models--*")
+    assert [path.name for path in (repo / "snapshots").iterdir()] == [COMMIT]
+    assert [path.name for path in (repo / "refs").iterdir()] == ["main"]
+    assert models.is_here(REPO) and probe.load(REPO).revision == COMMIT
+
+
+def test_weights_in_shards_and_no_others(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tiny_gpt2: Callable[..., Path]
+) -> None:
+    folder = tiny_gpt2(save={"max_shard_size": "300KB"})
+    shards = {path.name for path in folder.glob("*.safetensors")}
+    assert len(shards) > 1
+    for other in ("consolidated.safetensors", "adapter_model.safetensors", "model.fp16.safetensors"):
+        (folder / other).write_bytes(b"something else")
+    with instead_of_the_hub(monkeypatch, FakeHub(REPO, folder), tmp_path / "hub") as fake:
+        model = probe.load(REPO)
+        assert model.folder is not None
+        assert {name for name in fake.asked if name.endswith(".safetensors")} == shards
+        assert {path.name for path in checkpoint.weight_files(model.folder)} == shards
+
+
+@pytest.mark.parametrize("index", ["{", "[]", '{"weight_map": {"a": [1]}}', '{"weight_map": {"a": "../b"}}'])
+def test_a_damaged_index_on_the_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, index: str) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for name, text in {"config.json": "{}", INDEX: index, "model-1.safetensors": ""}.items():
+        (folder / name).write_text(text)
+    with (
+        instead_of_the_hub(monkeypatch, FakeHub(REPO, folder), tmp_path / "hub"),
+        pytest.raises(ProbeError, match=r"index\.json is damaged: copy or download"),
+    ):
+        probe.load(REPO)
+
+
+def test_which_files_are_wanted() -> None:
+    small = ["config.json", "tokenizer.json", "merges.txt", "spiece.model"]
+    more = ["README.md", "pytorch_model.bin", "onnx/model.onnx", "unet/config.json"]
+    others = ["adapter_model.safetensors", "consolidated.safetensors", "unet/model.safetensors"]
+    assert hub.wanted(REPO, [WEIGHTS, *others, *more, *small]) == [*small, WEIGHTS]
+    assert hub.wanted(REPO, [*others, INDEX, WEIGHTS, *small]) == [INDEX, *small, WEIGHTS]
+    # Which of them are shards is in the index.
+    shards = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+    assert hub.wanted(REPO, [*shards, *others, *small, INDEX]) == [*small, INDEX, *shards, *others[:2]]
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["config.json", "pytorch_model.bin"], "no weights as safetensors on the Hub, only formats that can"),
+        ([], "no weights as safetensors"),
+        (
+            ["unet/model.safetensors", "model_index.json"],
+            "no model.safetensors or its index at the top level",
+        ),
+        (["adapter_model.safetensors", "adapter_config.json"], "this may be an adapter"),
+        (["consolidated.safetensors", "params.json"], "no model.safetensors or its index"),
+        ([f"unet/{name}" for name in ("model.safetensors", "model.safetensors.index.json")], "no model.safe"),
+    ],
+)
+def test_repositories_without_a_whole_model(names: list[str], message: str) -> None:
+    with pytest.raises(ProbeError, match=f'^"{REPO}" has .*{message}'):
+        hub.wanted(REPO, names)
+
+
+def test_files_that_another_process_is_writing_are_left_to_it(fake: FakeHub, tmp_path: Path) -> None:
+    """Begun after ours, and so not told apart from it by when it was there."""
+    blobs = tmp_path / "hub" / f"models--{REPO.replace('/', '--')}" / "blobs"
+    blobs.mkdir(parents=True)
+    theirs, ours = blobs / "e1.0a1b2c3d.incomplete", blobs / "e2.0a1b2c3d.incomplete"
+    for path in (theirs, ours):
+        path.touch()
+    locks = tmp_path / "hub" / ".locks" / blobs.parent.name
+    locks.mkdir(parents=True)
+    with WeakFileLock(locks / "e1.lock"):
+        hub._clear_up([theirs, ours])
+        assert list(blobs.iterdir()) == [theirs]
+    hub._clear_up([theirs])
+    assert list(blobs.iterdir()) == []
 
 
 def test_a_download_that_is_given_up_ends(fake: FakeHub, tmp_path: Path) -> None:

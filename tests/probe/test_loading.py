@@ -207,7 +207,14 @@ def test_damaged_weights(tiny_gpt2: Callable[..., Path], content: bytes | None) 
 
 def test_a_damaged_index(tiny_gpt2: Callable[..., Path]) -> None:
     folder = tiny_gpt2(save={"max_shard_size": "10KB"})
-    for content in ("{", "[]", '{"weight_map": 3}', "{}"):
+    (folder.parent / "beside.safetensors").touch()
+    maps = ('{"a": 3}', '{"a": null}', '{"a": "b", "c": 3}', '{"a": ["b"]}', '{"a": ""}', '{"a": "."}', "{}")
+    outside = ("../beside.safetensors", "/etc/hostname", "model/x", "..\\\\x", "..", "a\\u0000b")
+    for content in (
+        *("{", "[]", '{"weight_map": 3}', "{}", "[" * 100_000),
+        *(f'{{"weight_map": {one}}}' for one in maps),
+        *(f'{{"weight_map": {{"a": "{name}"}}}}' for name in outside),
+    ):
         (folder / "model.safetensors.index.json").write_text(content)
         refused(str(folder), r"index\.json is damaged: copy or download")
 
