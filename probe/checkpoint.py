@@ -10,8 +10,7 @@ import hashlib
 import json
 import re
 import struct
-import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -211,23 +210,21 @@ def _header(path: Path) -> dict[str, Any]:
     return header
 
 
-def warn_of_values(hf: PreTrainedModel, name: str) -> None:
-    """Warn of weights that are no numbers, and of a network whose matrices are all zero."""
+def value_warnings(hf: PreTrainedModel, name: str) -> Iterator[str]:
+    """What there is to say of weights that are no numbers, and of a network whose matrices are all zero."""
     parameters = dict(hf.named_parameters())
     broken = [key for key, weight in parameters.items() if not bool(torch.isfinite(weight).all())]
     if broken:
         more = f" and {len(broken) - 1} more" if len(broken) > 1 else ""
-        warnings.warn(
+        yield (
             f"{name} in {hf.dtype} has weights that are NaN or infinite, in {broken[0]}{more}: what is "
             "computed with them is NaN too. The checkpoint is damaged or its training diverged, or the dtype "
-            "is too small for it.",
-            stacklevel=2,
+            "is too small for it."
         )
     if not any(bool(weight.any()) for weight in parameters.values() if weight.ndim > 1):
-        warnings.warn(
+        yield (
             f"All weight matrices of {name} are zero: every head then attends uniformly, and agreement says "
-            "nothing. The checkpoint is empty.",
-            stacklevel=2,
+            "nothing. The checkpoint is empty."
         )
 
 

@@ -198,6 +198,11 @@ class Model:
         return self.hf.dtype
 
     @cached_property
+    def weight_warnings(self) -> tuple[str, ...]:
+        """What makes its weights no sound model's, a sentence each: NaN among them, or nothing but zeros."""
+        return tuple(checkpoint.value_warnings(self.hf, self.name))
+
+    @cached_property
     def sha256(self) -> str | None:
         """SHA-256 of the weights' file.
 
@@ -488,8 +493,10 @@ def _load_folder(
     except torch.OutOfMemoryError:
         raise ProbeError(f"{name} does not fit into the memory of {device}.", "cpu") from None
     _warn_if_untested()
-    checkpoint.warn_of_values(hf, name)
-    return _model(hf, tokenizer, name, source, folder, revision)
+    model = _model(hf, tokenizer, name, source, folder, revision)
+    for warning in model.weight_warnings:
+        warnings.warn(warning, stacklevel=2)
+    return model
 
 
 def _model(

@@ -6,6 +6,7 @@ from typing import Any
 
 import gradio as gr
 
+from probe import Comparison
 from probe.models import available
 from probe.ui import limits, widgets
 from probe.ui.state import DEFAULT_HEADS, DEFAULT_MODELS, DEFAULT_TEXT, Half, Screen
@@ -29,15 +30,21 @@ and whether arithmetic from scratch gives the same.</p>
 
 
 def verdict(screen: Screen) -> dict[str, Any]:
-    """One line for each model: do all heads agree, and by how much."""
+    """One line for each model: do all heads agree, and by how much; more where its weights aren't sound."""
     lines = []
     for half in screen.halves:
         if half.comparison is None:
             lines.append(("none", f"{half.title}: {half.problem}"))
         else:
-            report = half.comparison.report
-            lines.append(("good" if report.passed else "bad", report.verdict))
+            lines += verdict_lines(half.comparison)
     return widgets.verdict(lines, screen.stamp(screen.halves[0]))
+
+
+def verdict_lines(comparison: Comparison) -> list[tuple[str, str]]:
+    """The verdict on a model, and what is wrong with its weights."""
+    report = comparison.report
+    verdict = "good" if report.passed else "bad", report.verdict
+    return [verdict, *(("bad", warning) for warning in comparison.model.weight_warnings)]
 
 
 class HalfControls:

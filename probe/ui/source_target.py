@@ -21,6 +21,7 @@ from probe.ui.figure import (
     message,
     token_figure,
 )
+from probe.ui.header import verdict_lines
 from probe.ui.state import STORE, Asked, Place, Screen, Session, explain, within
 
 ID, LABEL = "source-target", "Source and target"
@@ -361,10 +362,10 @@ class SourceTarget:
 
     @staticmethod
     def _result(place: Place, comparison: Comparison) -> list[Any]:
-        asked, report = place.asked, comparison.report
+        asked = place.asked
         heads = comparison.model.heads_of(asked.kind)
         return [
-            widgets.verdict([("good" if report.passed else "bad", report.verdict)], place.stamp("verdict")),
+            widgets.verdict(verdict_lines(comparison), place.stamp("verdict")),
             gr.Slider(maximum=len(heads) - 1, value=asked.pair_layer),
             gr.Slider(maximum=heads[asked.pair_layer] - 1, value=asked.pair_head),
             picture(place, comparison),

@@ -169,7 +169,8 @@ def test_the_endpoints_are_tools_of_an_mcp_server_on_request(monkeypatch: pytest
             return tools, answer, await session.call_tool("attend", {**asked, "layer": 6})
 
     try:
-        tools, answer, refused = asyncio.run(ask())
+        with ThreadPoolExecutor(1) as pool:  # a browser that was started before has this thread's event loop
+            tools, answer, refused = pool.submit(asyncio.run, ask()).result()
     finally:
         demo.close()
     assert {tool.name for tool in tools} == {"attend", "verify", "compare_masks", "trace", "find_heads"}

@@ -125,6 +125,11 @@ def test_a_model_whose_weights_are_no_numbers_is_shown(tmp_path: Path) -> None:
     first, second = (compare.describe(screen, half)["badge"] for half in screen.halves)
     assert first["kind"] == "good"
     assert second == {"text": "differs: at most nan", "kind": "bad"}
+    assert [line["kind"] for line in header.verdict(screen)["lines"]] == ["good", "bad", "bad"]
+    warning = header.verdict(screen)["lines"][2]["text"]
+    assert warning.startswith(
+        f"{folder} in torch.float32 has weights that are NaN or infinite, in transformer.h.2"
+    )
     for half, kind in zip(screen.halves, ("good", "bad"), strict=True):
         assert half.comparison is not None
         assert verify.picture({1: half.comparison.report}, "", None, "")["badge"]["kind"] == kind
