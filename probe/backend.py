@@ -384,7 +384,13 @@ def attentions(hf: PreTrainedModel) -> tuple[Attention, ...]:
         shows another number of attention layers than its configuration says there are.
     """
     check_kind(type(hf), hf.config)
-    inputs = _little_input(hf)
+    try:
+        inputs = _little_input(hf)
+    except AttributeError as error:
+        raise ProbeError(
+            f"The configuration of {type(hf).__name__} doesn't say how large its input is ({error}): it is "
+            "not supported."
+        ) from None
     shapes: list[tuple[int, ...]] = []  # (B, H, Tq, Tk)
     with undisturbed(hf), torch.no_grad():
         try:

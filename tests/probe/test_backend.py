@@ -610,6 +610,10 @@ class TestRefusals:
                 'Wav2Vec2Model takes "input_values"',
             ),
             (
+                lambda: transformers.Speech2TextModel(families.bart_like(transformers.Speech2TextConfig)),
+                "The configuration of Speech2TextModel doesn't say how large its input is .*num_mel_bins",
+            ),
+            (
                 lambda: transformers.EncoderDecoderModel(
                     config=transformers.EncoderDecoderConfig.from_encoder_decoder_configs(
                         families.sized(transformers.MPNetConfig),
@@ -619,7 +623,16 @@ class TestRefusals:
                 "EncoderDecoderModel .* code of its own",
             ),
         ],
-        ids=["windows", "text and image", "no attention", "bands", "bands of two stacks", "sound", "mixed"],
+        ids=[
+            "windows",
+            "text and image",
+            "no attention",
+            "bands",
+            "bands of two stacks",
+            "sound",
+            "spectra",
+            "mixed",
+        ],
     )
     def test_what_has_no_maps_that_can_be_shown(
         self, make: Callable[[], PreTrainedModel], message: str
