@@ -30,12 +30,14 @@ from probe.ui.verify import Verify, read_file, stopped
 # Runs of a model take turns; looking at another layer or head of a kept result does not wait for them. Looks
 # take turns too, so that answers come in the order of the questions and the newest one stays on the page.
 _RUN: dict[str, Any] = {"api_visibility": "private", "concurrency_id": "run", "concurrency_limit": 1}
+# What is asked while an answer is on its way is answered next, and what was asked last stays on the page.
+_LAST: dict[str, Any] = {"trigger_mode": "always_last"}
 _LOOK: dict[str, Any] = {
     "api_visibility": "private",
     "concurrency_id": "look",
     "concurrency_limit": 1,
     "show_progress": "hidden",
-    "trigger_mode": "always_last",
+    **_LAST,
 }
 
 
@@ -333,6 +335,7 @@ class Page:
             [*state, *ran],
             **busy,
             **_RUN,
+            **_LAST,
         )
         models = [half.model for half in header.halves]
         loads: dict[str, Any] = {
@@ -345,7 +348,7 @@ class Page:
         loading = gr.on(
             [model.input for model in models], self.load, models, [header.verdict, header.give_up], **loads
         )
-        loaded = loading.success(self.run, [*self.typed, *place], [*state, *ran], **busy, **_RUN)
+        loaded = loading.success(self.run, [*self.typed, *place], [*state, *ran], **busy, **_RUN, **_LAST)
         loaded.then(self.turn, look_again, self.shown, **_LOOK)
         # First cancel, then say so: what was on its way would otherwise come last and stay.
         given_up = header.give_up.click(None, cancels=[loading], api_visibility="private")
@@ -373,6 +376,7 @@ class Page:
                 [header.sentence, *state, *ran],
                 **busy,
                 **_RUN,
+                **_LAST,
             )
             chosen.then(self.turn, look_again, self.shown, **_LOOK)
         gr.on(

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
@@ -234,6 +236,33 @@ def test_a_run_is_shown_in_the_view_that_was_just_opened(visitor: Visitor) -> No
     visitor.page.get_by_role("tab", name="Verify").click()
     visitor.page.get_by_role("tab", name="Masks").click()
     visitor.page.locator("#masks-a .af-chip", has_text="map").wait_for()
+
+
+def test_what_is_asked_while_an_answer_is_awaited_is_answered_too(
+    visitor: Visitor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two sentences in a row: the second one stays on the page."""
+    visitor.open("compare")
+    let_go, compare = threading.Event(), probe.compare
+
+    def slow(*args: Any, **options: Any) -> probe.Comparison:
+        let_go.wait(30)
+        return compare(*args, **options)
+
+    monkeypatch.setattr(probe, "compare", slow)
+    box = visitor.page.locator("#sentence textarea")
+    for sentence in ("the first of two", "and the second"):
+        box.fill(sentence)
+        box.press("Enter")
+        visitor.page.wait_for_timeout(500)
+    let_go.set()
+    tokens = [token.strip() for token in compare("gpt2", "and the second").encoding.tokens]
+    visitor.page.wait_for_function(
+        "tokens => [...document.querySelectorAll('#compare-b .af-chip > span')]"
+        ".map((chip) => chip.textContent.trim()).join('|') === tokens.join('|')",
+        arg=tokens,
+    )
+    assert box.input_value() == "and the second"
 
 
 def test_a_wide_screen_is_used(visit: Callable[..., Visitor]) -> None:
