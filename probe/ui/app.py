@@ -203,6 +203,7 @@ class Page:
 
     def load(self, *names: str) -> Iterator[list[Any]]:
         """Another model was chosen: load it, and say how far it is, before it is run."""
+        line: Any = gr.skip()
         for name in names:
             try:
                 name = limits.check_model(name)
@@ -212,10 +213,11 @@ class Page:
             with STORE.loading(name) as load:
                 while not load.done():
                     done = f": {arrived(name) / 1e6:,.1f} MB so far" if not STORE.at_hand(name) else ""
-                    line = ("none", f"Loading {name}{done} …")
-                    yield [widgets.verdict([line], "loading"), gr.Button(visible=True)]
+                    saying = widgets.verdict([("none", f"Loading {name}{done} …")], "loading")
+                    yield [saying, gr.Button(visible=True)]
+                    line = widgets.verdict([], "")  # once that is over
                     wait([load], timeout=0.5)
-        yield [gr.skip(), gr.Button(visible=False)]
+        yield [line, gr.Button(visible=False)]
 
     def give_up(self, session: Session, *looked: Any) -> list[Any]:
         """Waiting for a model has taken too long: go back to those that were shown."""

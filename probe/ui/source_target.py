@@ -379,7 +379,7 @@ class SourceTarget:
         """No result, and why there is none."""
         hidden = gr.Column(visible="hidden")
         return [
-            None,
+            widgets.verdict([], ""),
             gr.skip(),
             gr.skip(),
             said,

@@ -20,7 +20,7 @@ def widget(elem_id: str) -> gr.HTML:
 
 
 def verdict(lines: list[tuple[str, str]], stamp: str) -> dict[str, Any]:
-    """The verdict lines as (kind, text), kind being "good", "bad" or "none"."""
+    """The verdict lines as (kind, text), kind being "good", "bad" or "none"; no lines show nothing."""
     return {
         "widget": "verdict",
         "stamp": stamp,

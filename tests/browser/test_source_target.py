@@ -229,6 +229,18 @@ def test_the_example_fills_in_all_three(visitor: Visitor) -> None:
     expect(page.locator("#source-target .af-notice")).to_contain_text("google-t5/t5-small")
     expect(page.locator("#source-target .af-title")).to_have_text("google-t5/t5-small")
     expect(page.locator("#pair-give-up")).to_be_hidden()
+    expect(page.locator("#source-target-verdict .pg-line")).to_have_count(0)
+
+
+def test_no_verdict_stays_of_a_model_that_has_gone(visitor: Visitor, t5: str) -> None:
+    opened(visitor, t5)
+    verdict = visitor.page.locator("#source-target-verdict .pg-line")
+    expect(verdict).to_contain_text("agree")
+    box = visitor.page.locator("#pair-model input")
+    box.fill("no such folder")
+    visitor.wait_for_new("source-target", lambda: box.press("Enter"))
+    expect(visitor.page.locator("#source-target .af-notice")).to_contain_text("no such folder")
+    expect(verdict).to_have_count(0)
 
 
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1440), ("dark", 390)])
@@ -255,7 +267,7 @@ def test_a_space_has_no_such_view(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("bert", "has no decoder beside an encoder"),
         ("no such folder", "no such folder"),
-        ("google-t5/t5-small", "is not on this machine"),
+        ("facebook/bart-base", "is not on this machine"),
         ("<img src=x onerror=alert(1)>", "<img src=x onerror=alert(1)>"),
     ],
 )

@@ -51,6 +51,7 @@
   };
 
   const verdict = (element, value) => {
+    if (!value.lines.length) { element.replaceChildren(); return; }
     const box = make("div", "pg-verdict");
     box.setAttribute("role", "status");
     const lines = make("div", "pg-lines");
