@@ -321,6 +321,14 @@ def export(
     ] = None,
     layer: Annotated[int | None, typer.Option(help="Layer, counted from 0; default: all, or 0.")] = None,
     head: Annotated[int | None, typer.Option(help="Head, counted from 0; default: all, or 0.")] = None,
+    kind: Annotated[
+        str | None,
+        typer.Option(
+            "--kind",
+            metavar="KIND",
+            help="With --target and a layer and head: encoder, decoder or cross (the default).",
+        ),
+    ] = None,
     query: Annotated[int, typer.Option(help="For a trace: position of the query's token.")] = 0,
     target: Target = None,
     pair: Pair = None,
@@ -335,9 +343,16 @@ def export(
     if head is not None and layer is None:
         raise typer.BadParameter("--head goes with --layer.")
     what = what or ("trace" if file.suffix.lower() == ".xlsx" else "run")
+    has_kind = head is not None and what in ("run", "comparison")
+    if kind is not None and not has_kind:
+        raise typer.BadParameter("--kind goes with --layer and --head of a run or a comparison.")
     loaded, given = _load(model, device, dtype), _with(text, pair)
+    if has_kind and kind is None and loaded.has_target:
+        kind = "cross"
     place = layer or 0, head or 0
     chosen: Any = None if layer is None else [layer if head is None else (layer, head)]
+    if kind is not None:
+        chosen = [(kind, layer, head)]
     makers: dict[str, Callable[[], Any]] = {
         "run": lambda: probe.attend(loaded, given, chosen, target=target, truncate=truncate),
         "trace": lambda: probe.trace(loaded, given, *place, query, truncate=truncate),
@@ -353,7 +368,7 @@ def export(
     }
     if what not in makers:
         raise typer.BadParameter(f"--what is one of {', '.join(makers)}, not {what}.")
-    one = {"layer": layer, "head": head} if what == "comparison" else {}
+    one: dict[str, Any] = {"layer": layer, "head": head, "kind": kind} if what == "comparison" else {}
     probe.export(makers[what](), file, model=loaded, **one)
     beside = FORMATS[file.suffix.lower().removeprefix(".")].beside is not None
     _tell(f"Wrote {file}{f', and its manifest beside it, {file}.json' if beside else ''}.")

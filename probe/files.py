@@ -20,7 +20,8 @@ from probe.comparison import Comparison
 from probe.disk import content_of, save
 from probe.errors import ProbeError
 from probe.formats import FORMATS, Format, formats_of
-from probe.manifest import Manifest, manifest_of, model_named, model_of, remake, versions
+from probe.kinds import which_kind
+from probe.manifest import AGREEMENT, Manifest, manifest_of, model_named, model_of, remake, versions
 from probe.models import Model, resolve
 from probe.results import KINDS, Numbers, Place, Result, differences, digest, numbers_of
 
@@ -36,8 +37,10 @@ class Reproduction:
         False, something else in the file was changed.
     max_difference : the largest difference of a number in the file from the one made again, as a share of the
         largest of its block (of 1, if that is less).
-    tolerance : what it may be; from the dtype that the numbers were made again in. What the file itself says
-        of it, ``manifest.agreement``, counts for nothing.
+    tolerance : what it may be; from the dtype that the file names, which the numbers were made again in. What
+        it says of the tolerance itself, ``manifest.agreement``, counts for nothing.
+    tolerance_float32 : what it might be at most in float32. A difference between the two is one that the
+        file's dtype alone allows: the verdict and ``only_in`` say so.
     reasons : a sentence for everything that doesn't agree.
     notes : what is otherwise than it was, and need not matter: versions, the device.
     manifest : the file's.
@@ -48,6 +51,7 @@ class Reproduction:
     numbers_hold: bool
     max_difference: float
     tolerance: float
+    tolerance_float32: float
     reasons: tuple[str, ...]
     notes: tuple[str, ...]
     manifest: Manifest
@@ -56,15 +60,24 @@ class Reproduction:
     def verdict(self) -> str:
         """The result in one line."""
         # A coarser dtype has a coarser tolerance, which a reader should know of.
-        dtype = {*(one for one in (self.manifest.dtype, self.manifest.kept) if one)} - {"float32"}
-        in_dtype = f" in {' and '.join(sorted(dtype))}" if dtype else ""
-        of = f"{self.path.name}: the numbers of {self.manifest.model}{in_dtype}"
+        dtype = _dtypes(self.manifest)
+        of = f"{self.path.name}: the numbers of {self.manifest.model}"
+        in_dtype = f" in {dtype}" if dtype else ""
         if not self.numbers_hold:
-            return f"{of} do NOT hold. {self.reasons[0]}"
+            return f"{of}{in_dtype} do NOT hold. {self.reasons[0]}"
+        hold = f"{of}{in_dtype} hold" if self.only_in is None else f"{of} hold in {self.only_in} only"
         within = f"largest difference {self.max_difference:.1e}, tolerance {self.tolerance:.1e}"
+        if self.only_in is not None:
+            within += f", where float32 has {self.tolerance_float32:.1e}"
         if self.holds:
-            return f"{of} hold: {within}."
-        return f"{of} hold ({within}), but something else does NOT. {self.reasons[0]}"
+            return f"{hold}: {within}."
+        return f"{hold} ({within}), but something else does NOT. {self.reasons[0]}"
+
+    @property
+    def only_in(self) -> str | None:
+        """The dtype in whose tolerance alone the numbers hold; None where they hold in that of float32."""
+        only = self.numbers_hold and self.max_difference > self.tolerance_float32
+        return _dtypes(self.manifest) if only else None
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain numbers, strings and lists."""
@@ -75,6 +88,8 @@ class Reproduction:
             "verdict": self.verdict,
             "max_difference": self.max_difference if np.isfinite(self.max_difference) else "inf",
             "tolerance": self.tolerance,
+            "tolerance_float32": self.tolerance_float32,
+            "only_in": self.only_in,
             "reasons": list(self.reasons),
             "notes": list(self.notes),
             "manifest": self.manifest.to_dict(),
@@ -92,6 +107,7 @@ def export(
     *,
     layer: int | None = None,
     head: int | None = None,
+    kind: str | None = None,
     model: Model | str | None = None,
 ) -> Path:
     """Write a result to a file, in the format that the file's name ends in, together with its manifest.
@@ -116,7 +132,8 @@ def export(
 
     Parameters
     ----------
-    layer, head : for one head of a run or comparison that holds several; csv and figures need it.
+    layer, head, kind : for one head of a run or comparison that holds several; csv and figures need it. The
+        kind is for models with an encoder and a decoder: "encoder", "decoder" or "cross".
     model : the model that gave the result, where it can't be loaded by its name: a network that was given as
         an object, or one in another dtype.
 
@@ -132,7 +149,7 @@ def export(
     """
     path = Path(path)
     format = _format_for(result, path)
-    result, place = _narrowed(result, path, format, layer, head)
+    result, place = _narrowed(result, path, format, layer, head, kind)
     source = model_of(result, model)
     manifest = manifest_of(result, source, place)
     _check_remade(result, manifest, source)
@@ -155,8 +172,11 @@ def reproduce(path: str | os.PathLike[str], *, model: Model | str | None = None)
     The model is run again on the manifest's text, and its tokens, its weights' sha256 and every number are
     compared with the file's. No text of the file is ever executed; but a model that it names and that is not
     here is fetched from the Hub, as safetensors. Where a file records a digest of its
-    contents (all formats but csv and xlsx, which spreadsheet programs write anew) the smallest change shows;
-    elsewhere a number may be off by ``tolerance``.
+    contents (all formats but csv and xlsx, which spreadsheet programs write anew) the smallest change shows,
+    also to what a picture or page shows; elsewhere a number may be off by ``tolerance``. A digest is no
+    signature: who changes a file can make it anew. But numbers, and the text and labels of pages, tables and
+    workbooks, must be those made again whatever the file says of itself. Of a workbook the formulas, titles
+    and number formats are looked at, not colours, widths, comments or pictures.
 
     Parameters
     ----------
@@ -184,6 +204,12 @@ def reproduce(path: str | os.PathLike[str], *, model: Model | str | None = None)
     wrong = [*_other_subject(manifest, again), *wrong]
     recorded = fields.pop("digest", None)
     reasons = [*wrong, *_other_words(manifest, again)]
+    float32, notes = max(AGREEMENT["float32"], format.rounded), [*_notes(manifest, again)]
+    if not wrong and worst > float32:
+        notes.append(
+            f"The numbers hold only because the file says {_dtypes(manifest)}, which may be off by "
+            f"{tolerance:.1e}; in float32 it would be {float32:.1e}."
+        )
     if format.picture and hashlib.sha256(picture or b"").hexdigest() != fields.get("picture"):
         reasons.append("What the file shows was changed after it was written.")
     if not format.editable and recorded != digest(fields, stored):
@@ -194,8 +220,9 @@ def reproduce(path: str | os.PathLike[str], *, model: Model | str | None = None)
         not wrong,
         worst,
         tolerance,
+        float32,
         tuple(reasons),
-        tuple(_notes(manifest, again)),
+        tuple(notes),
         manifest,
     )
 
@@ -228,41 +255,28 @@ def _format_for(result: Any, path: Path) -> Format:
 
 
 def _narrowed(
-    result: Result, path: Path, format: Format, layer: int | None, head: int | None
+    result: Result, path: Path, format: Format, layer: int | None, head: int | None, kind: str | None
 ) -> tuple[Result, Place]:
-    """The result with the chosen head alone, where one is chosen; layer and head for a comparison."""
-    if (layer is None) != (head is None):
-        raise ProbeError("Give layer and head together.")
+    """The result with the chosen head alone, where one is chosen; kind, layer and head for a comparison."""
+    if (layer is None) != (head is None) or (kind is not None and layer is None):
+        raise ProbeError("Give layer and head together, and kind with them.")
     if not isinstance(result, (Run, Comparison)):
         if layer is not None:
             raise ProbeError("layer and head are for a run or a comparison; this result has its own.")
         return result, None
-    one = f"A .{_suffix(path)} file holds one head."
-    kinds, name = (
-        (result.report.kinds, result.model.name)
-        if isinstance(result, Comparison)
-        else (tuple(result.heads), result.model_name)
-    )
-    if format.one_head and len(kinds) > 1:
-        raise ProbeError(
-            f"{name} has several kinds of attention: export all its maps to a format that takes them, "
-            "such as .json or .npz."
-        )
-    if isinstance(result, Comparison):
-        if layer is None or head is None:
-            if format.one_head:
-                raise ProbeError(one, "place")
-            return result, None
-        result.check(layer, head)
-        return result, (layer, head)
+    place: Place = None
     if layer is not None and head is not None:
-        kept = {place: weights for place, weights in result.maps.items() if place[1:] == (layer, head)}
-        if not kept:
-            result.weights(layer, head)  # says what the run has
-        result = replace(result, maps=kept)
-    if format.one_head and len(result.maps) > 1:
-        raise ProbeError(one, "place")
-    return result, None
+        if isinstance(result, Comparison):
+            place = which_kind(result.model.name, result.model.kinds, kind), layer, head
+            result.check(layer, head, place[0])
+        else:
+            place = which_kind(result.model_name, result.heads, kind), layer, head
+            result.weights(layer, head, place[0])  # says what the run has
+            result = replace(result, maps={place: result.maps[place]})
+    many = place is None if isinstance(result, Comparison) else len(result.maps) > 1
+    if format.one_head and many:
+        raise ProbeError(f"A .{_suffix(path)} file holds one head.", "place")
+    return result, place if isinstance(result, Comparison) else None
 
 
 def _check_remade(result: Result, manifest: Manifest, source: Model) -> None:
@@ -277,14 +291,23 @@ def _check_remade(result: Result, manifest: Manifest, source: Model) -> None:
 
 def _place_of(manifest: Manifest, result: Result) -> Place:
     """Which head of a comparison the file holds; None for all."""
-    if isinstance(result, Comparison) and manifest.layer is not None and manifest.head is not None:
-        return manifest.layer, manifest.head
-    return None
+    kind, layer, head = manifest.kind, manifest.layer, manifest.head
+    if not isinstance(result, Comparison) or kind is None or layer is None or head is None:
+        return None
+    result.check(layer, head, kind)
+    return kind, layer, head
+
+
+def _dtypes(manifest: Manifest) -> str:
+    """The dtypes other than float32 that a result was made or kept in."""
+    return " and ".join(sorted({one for one in (manifest.dtype, manifest.kept) if one} - {"float32"}))
 
 
 def _other_subject(manifest: Manifest, again: Manifest) -> Iterator[str]:
     """Where the numbers are not of the model and tokens that the file names."""
-    if manifest.sha256 and manifest.sha256 != again.sha256:
+    if manifest.sha256 is None and again.sha256 is not None:
+        yield f"The file has no sha256 of the weights it is of; those of {again.model} here: {again.sha256}."
+    elif manifest.sha256 != again.sha256:
         yield f"The weights of {again.model} here are others than the file says: sha256 {again.sha256}."
     for name in ("tokens", "heads"):
         if getattr(again, name) != getattr(manifest, name):

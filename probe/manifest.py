@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import math
 import platform
+import sys
+from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
 from typing import Any
@@ -38,7 +40,7 @@ from probe.verification import verify
 # that is less): rounding in another order, grown through a dozen layers.
 AGREEMENT = {"float64": 1e-12, "float32": 1e-5, "float16": 1e-2, "bfloat16": 5e-2}
 
-_FORMAT = 2
+_FORMAT = 3
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,7 @@ class Manifest:
     targets : the decoder's text, for a model with an encoder and a decoder; of a report one for each text.
     heads : the (kind, layer, head) that a run kept, or that were changed; None for all.
     layer, head, query, whole_model, words, how, k : what was asked for, where it was.
+    kind : of the one head kept of a comparison: "self", "encoder", "decoder" or "cross".
     kept : the dtype that a run's weights were kept in.
     tokens : the tokens of the text, or of both; None for a report.
     mask : "causal" or "bidirectional", what the model was trained with; None where that isn't known.
@@ -75,6 +78,7 @@ class Manifest:
     truncate: bool
     targets: tuple[str, ...] | None
     heads: tuple[tuple[str, int, int], ...] | None
+    kind: str | None
     layer: int | None
     head: int | None
     query: int | None
@@ -111,7 +115,7 @@ class Manifest:
         if not isinstance(given, dict) or given.get("format") != _FORMAT:
             raise ProbeError(f"The manifest is not of format {_FORMAT}, the one that is read here.")
         missing = [field.name for field in fields(cls) if field.name not in given]
-        wrong = [name for name, fits in _FITS.items() if name in given and not fits(given[name])]
+        wrong = [name for name in given if name not in _FITS or not _FITS[name](given[name])]
         if missing or wrong:
             what = f"has no {missing[0]}" if missing else f"has {wrong[0]} = {given[wrong[0]]!r:.60}"
             raise ProbeError(f"The manifest {what}: the file is damaged, export it again.")
@@ -129,11 +133,13 @@ def _is_text(value: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    """A finite one; JSON may hold whole numbers of any length, and Python's reader takes NaN."""
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return number and -sys.float_info.max <= value <= sys.float_info.max
 
 
 def _is_count(value: Any) -> bool:
-    return value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= 0)
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31
 
 
 def _is_place(value: Any) -> bool:
@@ -141,7 +147,7 @@ def _is_place(value: Any) -> bool:
         isinstance(value, list)
         and len(value) == 3
         and isinstance(value[0], str)
-        and all(one is not None and _is_count(one) for one in value[1:])
+        and all(map(_is_count, value[1:]))
     )
 
 
@@ -149,31 +155,61 @@ def _is_list(value: Any, fits: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(map(fits, value))
 
 
-# What the fields that a result is made again from, or compared by, must be.
-_FITS: dict[str, Any] = {
-    "what": lambda value: value in KINDS,
-    "model": lambda value: isinstance(value, str),
-    "sha256": lambda value: value is None or isinstance(value, str),
+def _is_str(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_words(value: Any) -> bool:
+    return _is_list(value, _is_str)
+
+
+def _is_bool(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
+def _or_none(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: value is None or fits(value)
+
+
+def _one_of(names: Collection[str]) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, str) and value in names
+
+
+# What each field must be, and what a file says beside the fields of the manifest.
+_FITS: dict[str, Callable[[Any], bool]] = {
+    "format": lambda value: value == _FORMAT,
+    "what": _one_of(KINDS),
+    "model": _is_str,
+    "source": _is_str,
+    "revision": _or_none(_is_str),
+    "sha256": _or_none(_is_str),
+    "tokenizer": _is_str,
     "texts": lambda value: _is_list(value, _is_text),
-    "truncate": lambda value: isinstance(value, bool),
-    "targets": lambda value: value is None or _is_list(value, lambda one: isinstance(one, str)),
-    "heads": lambda value: value is None or _is_list(value, _is_place),
-    "layer": _is_count,
-    "head": _is_count,
-    "query": _is_count,
-    "whole_model": lambda value: isinstance(value, bool),
-    "words": lambda value: value is None or _is_list(value, lambda one: isinstance(one, str)),
-    "how": lambda value: value is None or isinstance(value, str),
-    "k": _is_count,
-    "kept": lambda value: value is None or value in AGREEMENT,
-    "tokens": lambda value: value is None or _is_list(value, lambda one: isinstance(one, str)),
-    "dtype": lambda value: value in AGREEMENT,
-    "device": lambda value: isinstance(value, str),
-    "versions": lambda value: isinstance(value, dict),
-    "max_abs_error": lambda value: value is None or _is_number(value),
-    "tolerance": lambda value: value is None or _is_number(value),
-    "passed": lambda value: value is None or isinstance(value, bool),
+    "truncate": _is_bool,
+    "targets": _or_none(_is_words),
+    "heads": _or_none(lambda value: _is_list(value, _is_place)),
+    "kind": _or_none(_is_str),
+    "layer": _or_none(_is_count),
+    "head": _or_none(_is_count),
+    "query": _or_none(_is_count),
+    "whole_model": _is_bool,
+    "words": _or_none(_is_words),
+    "how": _or_none(_is_str),
+    "k": _or_none(_is_count),
+    "kept": _or_none(_one_of(AGREEMENT)),
+    "tokens": _or_none(_is_words),
+    "mask": _or_none(_is_str),
+    "dtype": _one_of(AGREEMENT),
+    "device": _is_str,
+    "backend": _is_str,
+    "versions": lambda value: isinstance(value, dict) and all(map(_is_str, value.values())),
+    "max_abs_error": _or_none(_is_number),
+    "tolerance": _or_none(_is_number),
+    "passed": _or_none(_is_bool),
     "agreement": _is_number,
+    "python": _is_str,
+    "picture": _or_none(_is_str),
+    "digest": _or_none(_is_str),
 }
 
 
@@ -188,9 +224,9 @@ def manifest_of(result: Result, model: Model, place: Place = None) -> Manifest:
             f"{model.name} takes no text, and what it was given would not be in the file: a result of it "
             "can't be exported. Save run.maps yourself."
         )
+    kind, layer, head = place or (None, None, None)
     if isinstance(result, (Trace, MaskComparison, TextComparison)):
-        place = result.layer, result.head
-    layer, head = place or (None, None)
+        layer, head = result.layer, result.head
     known = model.family is not None
     bare = Manifest(
         what=next(name for name, kind in KINDS.items() if isinstance(result, kind)),
@@ -203,6 +239,7 @@ def manifest_of(result: Result, model: Model, place: Place = None) -> Manifest:
         truncate=any(cut is not None for cut in _cuts(result)),
         targets=_targets(result),
         heads=_heads(result, model),
+        kind=kind,
         layer=layer,
         head=head,
         query=result.query if isinstance(result, Trace) else None,

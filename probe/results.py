@@ -41,8 +41,8 @@ Result = (
 )
 # Blocks of numbers by their names.
 Numbers = dict[str, np.ndarray]
-# (layer, head), where a file holds one head of a comparison of all.
-Place = tuple[int, int] | None
+# (kind, layer, head), where a file holds one head of a comparison of all.
+Place = tuple[str, int, int] | None
 
 KINDS: dict[str, type[Result]] = {
     "run": Run,
@@ -82,7 +82,7 @@ def _numbers(result: Result, place: Place) -> Iterator[tuple[str, np.ndarray]]:
                 yield field.name, array(value)
     elif isinstance(result, Comparison):
         for one in result.report.heads:
-            if place is None or (one.layer, one.head) == place:
+            if place is None or (one.kind, one.layer, one.head) == place:
                 prefix = "" if len(result.report.kinds) == 1 else f"{one.kind}_"
                 name = f"{prefix}layer_{one.layer}_head_{one.head}"
                 yield f"from_scratch_{name}", array(result.from_scratch(one.layer, one.head, one.kind))

@@ -30,13 +30,15 @@ def drawer(suffix: str) -> Callable[[Any, Place], bytes]:
         from probe import figures
 
         if isinstance(result, Run):
-            ((_, layer, head),) = result.maps
-            figure = figures.draw_head(result, layer, head)
+            ((kind, layer, head),) = result.maps
+            named = kind if len(result.heads) > 1 else None
+            figure = figures.draw_head(result, layer, head, kind=named)
         elif isinstance(result, MaskComparison):
             figure = figures.draw_masks(result)
         elif isinstance(result, Comparison):
             assert place is not None
-            figure = figures.draw_comparison(result, *place)
+            kind, layer, head = place
+            figure = figures.draw_comparison(result, layer, head, kind=kind)
         elif isinstance(result, TextComparison):
             figure = figures.draw_texts(result)
         elif isinstance(result, Rollout):

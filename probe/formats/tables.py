@@ -16,6 +16,8 @@ from probe.capture import Run
 from probe.csv_tables import map_csv, table_csv
 from probe.errors import ProbeError
 from probe.finding import FoundHeads
+from probe.formats.arrays import decoded
+from probe.kinds import sides
 from probe.masking import MaskComparison
 from probe.measures import HeadMeasures, Rollout
 from probe.prediction import Predictions
@@ -34,8 +36,9 @@ _MAX_ROWS = 2**27
 def csv_body(result: Any, place: Place) -> bytes:
     """The table: a map as a row for each query, anything else with a row for each thing it is about."""
     if isinstance(result, Run):
-        ((_, layer, head),) = result.maps
-        return map_csv(result.weights(layer, head), single_tokens(result))
+        ((kind, layer, head),) = result.maps
+        source, target = single_tokens(result), single_tokens(result.target or result)
+        return map_csv(result.weights(layer, head, kind), *sides(kind, source, target))
     if isinstance(result, Rollout):
         return map_csv(result.maps[-1], single_tokens(result))
     if isinstance(result, (Report, HeadMeasures, FoundHeads, Ranking)):
@@ -77,19 +80,21 @@ def csv_body(result: Any, place: Place) -> bytes:
             ),
         )
     if isinstance(result, MaskComparison):
-        pair, tokens = {"causal": result.causal, "bidirectional": result.bidirectional}, result.tokens
+        pair = {"causal": result.causal, "bidirectional": result.bidirectional}
+        queries = keys = _named(result.tokens)
     else:
         assert place is not None
-        pair = {"from scratch": result.from_scratch(*place), "model": result.from_model(*place)}
-        tokens = result.encoding.tokens
-    names = _named(tokens)
+        kind, layer, head = place
+        asked = layer, head, kind
+        pair = {"from scratch": result.from_scratch(*asked), "model": result.from_model(*asked)}
+        queries, keys = (_named(one.tokens) for one in result.sides(kind))
     first, second = (part.tolist() for part in pair.values())
     return table_csv(
         ["query", "key", *pair],
         (
             [query, key, first[i][j], second[i][j]]
-            for i, query in enumerate(names)
-            for j, key in enumerate(names)
+            for i, query in enumerate(queries)
+            for j, key in enumerate(keys)
         ),
     )
 
@@ -114,7 +119,7 @@ def pack_csv(body: bytes, result: Any, fields: Mapping[str, Any], numbers: Numbe
 
 
 def unpack_csv(content: bytes, beside: bytes) -> dict[str, Any]:
-    return {"manifest": json.loads(beside)["manifest"], "numbers": _csv_columns(content)}
+    return {"manifest": decoded(beside)["manifest"], "numbers": _csv_columns(content)}
 
 
 def _csv_columns(content: bytes) -> Numbers:
@@ -217,7 +222,7 @@ def unpack_parquet(content: bytes, beside: bytes) -> dict[str, Any]:
             raise ProbeError(f"The file has {file.metadata.num_rows:,} rows; at most {_MAX_ROWS:,} are read.")
         table = file.read()
         return {
-            "manifest": json.loads(table.schema.metadata[_KEYWORD]),
+            "manifest": decoded(table.schema.metadata[_KEYWORD]),
             "numbers": _columns(table),
         }
     except (pyarrow.ArrowException, OSError) as error:

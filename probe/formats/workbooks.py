@@ -6,7 +6,6 @@ import io
 import json
 import math
 import re
-import zipfile
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -17,6 +16,7 @@ from torch import Tensor
 
 from attention import scaled_dot_product_attention
 from probe.errors import ProbeError
+from probe.formats.arrays import check_unpacked, decoded
 from probe.results import Numbers, Place, array, text_block
 from probe.tracing import Role, Trace
 
@@ -27,7 +27,7 @@ _MASKS = {"causal": 1.0, "bidirectional": 0.0}
 _FORBIDDEN = -1e22
 _CELL_CHARACTERS = 30_000  # a spreadsheet cell takes 32,767
 # More than this is no workbook of a head: one of 8,192 inputs has 5 million cells.
-_MAX_CELLS, _MAX_BYTES = 2**23, 2**29
+_MAX_CELLS = 2**23
 # What the first sheet says that may be otherwise elsewhere, for the same head.
 _ELSEWHERE = ("source", "revision", "device", "torch", "transformers")
 _EXPONENT = re.compile(r"(E[+-]?)0*(\d)")
@@ -98,7 +98,7 @@ def unpack(content: bytes, beside: bytes) -> dict[str, Any]:
     values, areas = _cells(content, data_only=True)
     about = values[_ABOUT]
     labels = sorted(row for (row, column) in about if column == 1 and _is_manifest(about[row, 1].value))
-    fields = json.loads("".join(str(about[row, 2].value) for row in labels))
+    fields = decoded("".join(str(about[row, 2].value) for row in labels))
     blocks = {}
     for name, (sheet, (left, top, right, bottom)) in areas.items():
         found = [
@@ -166,9 +166,7 @@ def _cells(content: bytes, *, data_only: bool) -> tuple[_Cells, _Areas]:
     import openpyxl
     from openpyxl.utils import range_boundaries
 
-    with zipfile.ZipFile(io.BytesIO(content)) as archive:
-        if sum(part.file_size for part in archive.infolist()) > _MAX_BYTES:
-            raise ProbeError(f"The workbook unpacks to more than {_MAX_BYTES:,} bytes, the most read here.")
+    check_unpacked(content)
     book = openpyxl.load_workbook(io.BytesIO(content), read_only=True, data_only=data_only)
     count, cells = 0, _Cells()
     for sheet in book.worksheets:

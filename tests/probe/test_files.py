@@ -359,6 +359,37 @@ def test_a_file_cant_choose_its_tolerance(
     assert not result.numbers_hold and 1e-4 < result.max_difference < 1.1e-3
 
 
+def test_a_coarser_dtype_is_said(
+    copy: Callable[[str, str], Path], results: dict[str, Any], tmp_path: Path
+) -> None:
+    """Weights off by 0.03 hold in bfloat16, and in nothing else."""
+    model = probe.load("gpt2", dtype=torch.bfloat16)
+    path = probe.export(probe.attend(model, TEXT, [(4, 5)]), tmp_path / "coarse.csv", model=model)
+    result = probe.reproduce(path)
+    assert result.holds and result.only_in is None and "in bfloat16 hold: " in result.verdict
+    change_csv(path, 0.03)
+    change_csv(path, 0.03, last=True)
+    result = probe.reproduce(path)
+    assert result.holds and result.only_in == result.to_dict()["only_in"] == "bfloat16"
+    assert result.tolerance == 0.05 and result.tolerance_float32 == 1e-5
+    assert result.verdict == (
+        "coarse.csv: the numbers of gpt2-stories hold in bfloat16 only: largest difference 3.0e-02, "
+        "tolerance 5.0e-02, where float32 has 1.0e-05."
+    )
+    assert any("only because the file says bfloat16" in note for note in result.notes)
+
+
+def test_weights_without_a_sha256_dont_hold(copy: Callable[[str, str], Path], gpt2: Model) -> None:
+    path = copy("masks", "csv")
+    beside = path.with_name(f"{path.name}.json")
+    content = json.loads(beside.read_text("utf-8"))
+    content["manifest"]["sha256"] = None
+    beside.write_text(json.dumps(content))
+    result = probe.reproduce(path)
+    assert not result.holds and not result.numbers_hold
+    assert "has no sha256" in result.verdict and gpt2.sha256 is not None and gpt2.sha256 in result.verdict
+
+
 def sign(path: Path) -> None:
     """Make the digest of a JSON file anew, as anyone can."""
     content = json.loads(path.read_text("utf-8"))
@@ -677,7 +708,7 @@ def test_files_without_a_manifest_are_refused(tmp_path: Path, suffix: str, conte
         ("heads", [["self", True, 0]]),
         ("dtype", "int8"),
         ("agreement", "1e-5"),
-        ("format", 3),
+        ("format", 2),
         ("model", None),
     ],
 )
@@ -690,6 +721,115 @@ def test_fields_that_make_no_sense_are_refused(
     path.write_text(json.dumps(content))
     with pytest.raises(ProbeError, match="manifest"):
         probe.reproduce(path)
+
+
+BIG = "1" + "0" * 400
+HOSTILE_FIELDS = {
+    **{
+        f"{name} {value}": (name, value)
+        for name in ("what", "dtype", "kept", "kind")
+        for value in ("[]", "{}")
+    },
+    **{
+        f"{name} {value}": (name, value)
+        for name in ("max_abs_error", "tolerance", "agreement")
+        for value in (BIG, "NaN", "Infinity", "true")
+    },
+    **{f"{name} {value}": (name, value) for name in ("layer", "k", "query") for value in (BIG, "-1", "1.5")},
+    "heads": ("heads", f'[["self", {BIG}, 0]]'),
+    "a surrogate in a text": ("texts", '["\\ud800"]'),
+    "a surrogate in a model": ("model", '"\\ud800"'),
+    "a null in a model": ("model", '"a\\u0000b"'),
+    "source": ("source", "[" * 400 + "]" * 400),
+    "versions": ("versions", '{"torch": NaN}'),
+    "picture": ("picture", "[" * 400 + "]" * 400),
+    "another field": ("more", "1"),
+    "twice": ("what", '"run", "what": "run"'),
+}
+
+
+@pytest.mark.parametrize(("field", "value"), HOSTILE_FIELDS.values(), ids=HOSTILE_FIELDS)
+def test_hostile_fields_are_refused(copy: Callable[[str, str], Path], field: str, value: str) -> None:
+    path = copy("one head", "json")
+    content = json.loads(path.read_text("utf-8"))
+    content["manifest"][field] = "here"
+    path.write_text(json.dumps(content).replace('"here"', value))
+    assert refused(path)
+
+
+def refused(path: Path) -> bool:
+    """Whether it is in Python and, with exit code 2 and no traceback, on the command line."""
+    from probe.cli import main
+
+    with pytest.raises(ProbeError):
+        probe.reproduce(path)
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as ended:
+        patch.setattr(sys, "argv", ["probe", "reproduce", str(path)])
+        main()
+    return bool(ended.value.code == 2)
+
+
+def zipped(content: bytes, **changed: int) -> bytes:
+    """An archive with other flags or another method than its one entry has, in both of its headers."""
+    body = bytearray(content)
+    for mark, flag in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
+        start = body.index(mark)
+        for name, value in changed.items():
+            place = start + flag + (2 if name == "method" else 0)
+            body[place : place + 2] = struct.pack("<H", value)
+    return bytes(body)
+
+
+def npz_of(name: str) -> bytes:
+    buffer = io.BytesIO()
+    if name == "complex":
+        np.savez(buffer, manifest=np.array("{}"), x=np.zeros(2, complex))
+        return buffer.getvalue()
+    if name == "huge shape":
+        header = b"{'descr': '<f8', 'fortran_order': False, 'shape': (1000000000000000,), }\n"
+        entry = b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header
+    else:
+        plain = io.BytesIO()
+        np.save(plain, np.zeros(1000))
+        entry = plain.getvalue()
+    method = zipfile.ZIP_LZMA if name == "lzma" else zipfile.ZIP_STORED
+    with zipfile.ZipFile(buffer, "w", method) as archive:
+        archive.writestr("x.npy", entry)
+    content = buffer.getvalue()
+    if name == "encrypted":
+        return zipped(content, flags=1)
+    if name == "method":
+        return zipped(content, method=99)
+    if name == "lzma":
+        start = content.index(b"x.npy") + 9
+        return content[:start] + bytes(8 * [255]) + content[start + 8 :]
+    return content
+
+
+@pytest.mark.parametrize("name", ["complex", "huge shape", "encrypted", "method", "lzma"])
+def test_hostile_archives_are_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / "x.npz").write_bytes(npz_of(name))
+    assert refused(tmp_path / "x.npz")
+
+
+@pytest.mark.parametrize(
+    "numbers", [f'{{"x": [{BIG}]}}', '{"x": [[1], [1, 2]]}', '{"x": {}}', "[]", '{"x": [1], "x": [2]}']
+)
+def test_hostile_numbers_are_refused(copy: Callable[[str, str], Path], numbers: str) -> None:
+    path = copy("one head", "json")
+    content = json.loads(path.read_text("utf-8"))
+    path.write_text(json.dumps(content | {"numbers": "here"}).replace('"here"', numbers))
+    assert refused(path)
+
+
+def test_a_block_with_a_surrogate_in_its_name_doesnt_hold(copy: Callable[[str, str], Path]) -> None:
+    path = copy("one head", "json")
+    content = json.loads(path.read_text("utf-8"))
+    content["numbers"]["\ud800"] = [1.0]
+    path.write_text(json.dumps(content))
+    result = probe.reproduce(path)
+    assert not result.numbers_hold
+    json.dumps(result.to_dict(), allow_nan=False)
 
 
 # ---- what export refuses
@@ -875,10 +1015,45 @@ def test_an_encoder_with_a_decoder(tmp_path: Path) -> None:
         ("cross", 0, 1),
         ("decoder", 1, 2),
     )
-    with pytest.raises(ProbeError, match="several kinds of attention"):
+    with pytest.raises(ProbeError, match="holds one head"):
         probe.export(run, tmp_path / "run.png")
-    with pytest.raises(ProbeError, match="several kinds of attention"):
-        probe.export(probe.compare(model, "the cat sat", "a cat"), tmp_path / "x.csv", layer=0, head=1)
+    comparison = probe.compare(model, "the cat sat", "a cat")
+    for whole in (run, comparison):
+        with pytest.raises(ProbeError, match='several kinds of attention: say kind="encoder"'):
+            probe.export(whole, tmp_path / "x.csv", layer=0, head=1)
+        with pytest.raises(ProbeError, match=r"self.* attention"):
+            probe.export(whole, tmp_path / "x.json", layer=0, head=1, kind="self")
+        with pytest.raises(ProbeError, match="together"):
+            probe.export(whole, tmp_path / "x.json", kind="cross")
+        for suffix in ("json", "csv", "svg"):
+            for kind in ("encoder", "decoder", "cross"):
+                path = probe.export(whole, tmp_path / f"x.{suffix}", layer=0, head=1, kind=kind)
+                result = probe.reproduce(path)
+                assert result.holds, result.reasons
+    # The rows of a map are the target's tokens, its columns the source's.
+    probe.export(run, tmp_path / "x.csv", layer=0, head=1, kind="cross")
+    rows = list(csv.reader(io.StringIO((tmp_path / "x.csv").read_text("utf-8-sig"), newline="")))
+    queries, keys = run.labels("cross")
+    assert [row[0] for row in rows[1:]] == [f"[{index}] {token}" for index, token in enumerate(queries)]
+    assert rows[0][1:] == [f"[{index}] {token}" for index, token in enumerate(keys)]
+    assert [[float(cell) for cell in row[1:]] for row in rows[1:]] == run.weights(0, 1, "cross").tolist()
+    probe.export(comparison, tmp_path / "x.csv", layer=0, head=1, kind="cross")
+    rows = list(csv.reader(io.StringIO((tmp_path / "x.csv").read_text("utf-8-sig"), newline="")))
+    source, target = comparison.encoding.tokens, comparison.target
+    assert target is not None and len(rows) == 1 + len(source) * len(target.tokens)
+    assert rows[2][:2] == [f"[0] {target.tokens[0]}", f"[1] {source[1]}"]
+    assert float(rows[2][3]) == float(comparison.from_model(0, 1, "cross")[0, 1])
+    content = json.loads(
+        probe.export(comparison, tmp_path / "x.json", layer=0, head=1, kind="cross").read_text("utf-8")
+    )
+    assert content["manifest"]["kind"] == "cross"
+    assert set(content["numbers"]) == {"from_scratch_cross_layer_0_head_1", "model_cross_layer_0_head_1"}
+    done = command(
+        *("export", tmp_path / "t5", "the cat sat", tmp_path / "y.csv"),
+        *("--target", "a cat", "--kind", "decoder", "--layer", "1", "--head", "2"),
+    )
+    assert done.returncode == 0, done.stderr
+    assert probe.reproduce(tmp_path / "y.csv").manifest.heads == (("decoder", 1, 2),)
 
 
 # ---- in a spreadsheet program
