@@ -117,7 +117,7 @@ def test_a_link_opens_the_same_head_and_its_python_gives_the_same(
     assert shown(said["model"]) == pytest.approx(
         float(comparison.from_model(2, 3, "decoder")[3, 2]), abs=6e-7
     )
-    code = visitor.page.locator(".pg-code")
+    code = visitor.page.locator("#share .pg-code")
     expect(code).to_contain_text("comparison.from_scratch(2, 3, 'decoder')")
     lines: dict[str, Any] = {}
     exec(code.locator("pre").text_content() or "", lines)
