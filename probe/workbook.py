@@ -36,11 +36,14 @@ _ROW, _COLUMN = (
 _SWITCH = "mask_in_use"
 
 
-def to_workbook(what: Trace | HeadNumbers, path: str | os.PathLike[str]) -> Path:
+def to_workbook(
+    what: Trace | HeadNumbers | ProjectedSentence | MaskedScores, path: str | os.PathLike[str]
+) -> Path:
     """Write an .xlsx file in which a head's attention is computed again, by formulas, from its inputs and
     weights.
 
-    For a trace it holds the whole head, all queries, not only the traced one. Change an input, and
+    For a trace it holds the whole head, all queries, not only the traced one; for a worked example of
+    ``attention.examples``, ``DRAW_A_MAP`` or ``THE_CAT_SAT_ON``, all of that. Change an input, and
     everything follows; the cell ``mask_in_use`` on the first sheet switches between the causal and the
     bidirectional mask. Every block of numbers has a defined name: inputs, W_query, query, scores, scaled,
     mask, masked, row_maximum, exponentials, row_sum, weights, context, model_weights, difference and so on.
@@ -55,7 +58,11 @@ def to_workbook(what: Trace | HeadNumbers, path: str | os.PathLike[str]) -> Path
         If there are more than ``MAX_TOKENS`` tokens, a number is NaN or infinite, which a spreadsheet can't
         hold, or the file can't be written.
     """
-    return save(Path(path), workbook_bytes(what.numbers if isinstance(what, Trace) else what))
+    if isinstance(what, Trace):
+        what = what.numbers
+    elif not isinstance(what, HeadNumbers):
+        what = _numbers_of(what)
+    return save(Path(path), workbook_bytes(what))
 
 
 def workbook_bytes(numbers: HeadNumbers) -> bytes:
@@ -85,8 +92,7 @@ def workbook_bytes(numbers: HeadNumbers) -> bytes:
     return content.getvalue()
 
 
-def example_numbers(example: ProjectedSentence | MaskedScores) -> HeadNumbers:
-    """A worked example of ``attention.examples``, ready for ``to_workbook``."""
+def _numbers_of(example: ProjectedSentence | MaskedScores) -> HeadNumbers:
     if isinstance(example, MaskedScores):
         scores = torch.tensor(example.scaled_scores, dtype=torch.float64)
         return HeadNumbers(

@@ -21,7 +21,7 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 import probe
 from attention.examples import DRAW_A_MAP, THE_CAT_SAT_ON
 from probe import Model, ProbeError
-from probe.workbook import MAX_TOKENS, example_numbers, to_workbook
+from probe.workbook import MAX_TOKENS, to_workbook
 
 soffice = shutil.which("soffice")
 needs_libreoffice = pytest.mark.skipif(soffice is None, reason="needs LibreOffice: none on the PATH")
@@ -183,9 +183,9 @@ def books(
     for name, *change in changes:
         trace = probe.trace(rotary[name], long_text(rotary[name], 20), *ROTARY[name][1:], 0)
         edit(add(f"{name}-{change[0]}", trace), *change)  # type: ignore[arg-type]
-    poison(add("draw", example_numbers(DRAW_A_MAP)))
-    edit(add("draw-causal", example_numbers(DRAW_A_MAP)), "mask_in_use", 0, 0, "causal")
-    poison(add("cat", example_numbers(THE_CAT_SAT_ON)))
+    poison(add("draw", DRAW_A_MAP))
+    edit(add("draw-causal", DRAW_A_MAP), "mask_in_use", 0, 0, "causal")
+    poison(add("cat", THE_CAT_SAT_ON))
     return recalculate(paths, folder)
 
 
@@ -377,4 +377,4 @@ def test_too_many_tokens_and_bad_paths_are_refused(gpt2: Model, tmp_path: Path) 
     with pytest.raises(ProbeError, match=rf"{MAX_TOKENS + 2} tokens.*at most {MAX_TOKENS}"):
         to_workbook(probe.trace(gpt2, long_text(gpt2, MAX_TOKENS + 2), 0, 0, 0), tmp_path / "book.xlsx")
     with pytest.raises(ProbeError, match="can't be written"):
-        to_workbook(example_numbers(DRAW_A_MAP), tmp_path / "missing" / "book.xlsx")
+        to_workbook(DRAW_A_MAP, tmp_path / "missing" / "book.xlsx")
