@@ -40,6 +40,13 @@ _LOOK: dict[str, Any] = {
     **_LAST,
 }
 
+# Which view is in sight, once the page has drawn it. Gradio also says that the first view is selected when
+# the page appears, and on a slow machine does so after the view that the address asks for has been opened.
+_IN_SIGHT = """async () => {
+    await new Promise((resolve) => setTimeout(resolve));
+    return document.querySelector('#views [role=tab][aria-selected=true]').dataset.tabId;
+}"""
+
 
 class Page:
     """The components and the functions behind their events."""
@@ -393,7 +400,7 @@ class Page:
         )
         for view in self.views:
             # The name of the view is set in the browser at once, so that a run started now is shown there.
-            selected = view.tab.select(None, None, self.view, js=f"() => {view.id!r}")
+            selected = view.tab.select(None, None, self.view, js=_IN_SIGHT)
             selected.then(self.turn, look_again, self.shown, **_LOOK)
         for slot in (0, 1):
             for figure in (self.compare.figures[slot], self.masks.figures[slot]):
