@@ -36,8 +36,7 @@ def faults(page: Page) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1440, 390])
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1440), ("dark", 390)])
 def test_no_serious_fault_in_any_view(visit: Callable[..., Visitor], scheme: str, width: int) -> None:
     visitor = visit(width=width, height=900, color_scheme=scheme)
     page = visitor.page
