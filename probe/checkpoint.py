@@ -130,7 +130,10 @@ def check_complete(hf: PreTrainedModel, info: Mapping[str, Any], folder: Path) -
         for key in sorted(info["missing_keys"])
         if key.startswith(prefix) and not key.startswith(f"{prefix}pooler.")
     ]
-    mismatched = list(info.get("mismatched_keys", ()))  # (key, shape in the file, shape in the network)
+    # (key, shape in the file, shape in the network), those first whose size is a field of the configuration
+    mismatched = sorted(
+        info.get("mismatched_keys", ()), key=lambda one: (_size_field(hf.config, *one[1:]) is None, one[0])
+    )
     if not needed and not mismatched:
         return
     what = (
@@ -171,14 +174,17 @@ def _layers(key: str) -> list[int]:
 
 def _sizes(config: PreTrainedConfig, stored: Any, expected: Any) -> str:
     """ "4096 x 24 in the file, 3 x 24 by vocab_size = 3"."""
-    wrong = (
-        [there for here, there in zip(stored, expected, strict=False) if here != there]
-        if len(stored) == len(expected)
-        else []
-    )
-    fields = [name for name in _SIZES if getattr(config, name, None) in wrong]
-    by = f"{_field(config, fields[0])} = {getattr(config, fields[0])}" if fields else "config.json"
+    name = _size_field(config, stored, expected)
+    by = "config.json" if name is None else f"{_field(config, name)} = {getattr(config, name)}"
     return f"{' x '.join(map(str, stored))} in the file, {' x '.join(map(str, expected))} by {by}"
+
+
+def _size_field(config: PreTrainedConfig, stored: Any, expected: Any) -> str | None:
+    """The field that says a size in which two shapes differ, if there is one."""
+    if len(stored) != len(expected):
+        return None
+    wrong = [there for here, there in zip(stored, expected, strict=True) if here != there]
+    return next((name for name in _SIZES if getattr(config, name, None) in wrong), None)
 
 
 def _field(config: PreTrainedConfig, name: str) -> str:
