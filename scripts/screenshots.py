@@ -36,7 +36,7 @@ def picture(browser: Browser, address: str, view: str, kind: str, path: Path, mo
     context = browser.new_context(**settings)
     page = context.new_page()
     page.goto(f"{address}?{urlencode({'view': view, **({'pair': model} if view == PAIR else {})})}")
-    page.locator(f"#tab-{view} [data-painted]").last.wait_for()
+    page.locator(f"#tab-{view} [data-painted]:not([data-painted=''])").last.wait_for()
     height = min(TALLEST, page.evaluate("document.documentElement.scrollHeight"))
     width = settings["viewport"]["width"]
     page.screenshot(path=path, full_page=True, clip={"x": 0, "y": 0, "width": width, "height": height})
