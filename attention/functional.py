@@ -77,8 +77,8 @@ def scaled_dot_product_attention(
     sinks : broadcastable to the leading dimensions, one more score for each softmax, with no value behind it:
         a query can leave weight unused, and its row sums to less than 1 (Xiao et al. 2024, "Efficient
         Streaming Language Models with Attention Sinks", section 3).
-    keep_steps : with False, scores, scaled and masked come back as None, and one matrix serves for all three.
-        Weights and output are the same numbers.
+    keep_steps : with False, scores, scaled and masked come back as None, and one matrix becomes each of them
+        and the weights in turn. Weights and output are the same numbers.
 
     Returns
     -------
@@ -115,7 +115,10 @@ def scaled_dot_product_attention(
         masked = masked.masked_fill(~mask, -math.inf) if keep_steps else masked.masked_fill_(~mask, -math.inf)
 
     # each row becomes shares of a whole
-    weights = softmax(masked, dim=-1) if sinks is None else _softmax_with_sinks(masked, sinks)
+    if sinks is None:
+        weights = _softmax(masked, dim=-1, overwrite=not keep_steps)
+    else:
+        weights = _softmax_with_sinks(masked, sinks)
     if dropout_p != 0.0:
         weights = dropout(weights, dropout_p)
 
@@ -159,6 +162,11 @@ def softmax(scores: Tensor, dim: int = -1) -> Tensor:
     """
     if not scores.is_floating_point():
         raise TypeError(f"softmax takes floating-point scores; got {scores.dtype}")
+    return _softmax(scores, dim)
+
+
+def _softmax(scores: Tensor, dim: int, overwrite: bool = False) -> Tensor:
+    """:func:`softmax`; with ``overwrite`` the scores' own memory is used, and they are lost."""
     if scores.size(dim) == 0:
         return scores.clone()  # no keys, no shares
     wide = scores.to(torch.promote_types(scores.dtype, torch.float32))
@@ -167,7 +175,8 @@ def softmax(scores: Tensor, dim: int = -1) -> Tensor:
     largest = wide.detach().amax(dim, keepdim=True)
     largest = largest.masked_fill(largest == -math.inf, 0.0)
 
-    exponentials = (wide - largest).exp_()  # each in [0, 1]; in place, as the difference is ours alone
+    shifted = wide.sub_(largest) if overwrite else wide - largest
+    exponentials = shifted.exp_()  # each in [0, 1]
     return _normalise(exponentials, dim).to(scores.dtype)
 
 

@@ -36,9 +36,9 @@ from probe.precision import precise
 BACKENDS = ("sdpa", "eager")
 # What is registered is called after the backend behind it, so that a call finds its way by the name alone.
 _PREFIX = "attention_probe_"
-# Weights that are computed at once, 2 MB in float32: few enough to stay in a processor's cache from one step
+# Weights that are computed at once, 1 MB in float32: few enough to stay in a processor's cache from one step
 # to the next, and a long text never needs more than the maps that are kept.
-AT_ONCE = 2**19
+AT_ONCE = 2**18
 # Held during every run, because some of what ``undisturbed`` sets belongs to the whole process.
 LOCK = threading.RLock()
 
@@ -136,8 +136,8 @@ class Call:
         """The attention weights of some heads, from scratch: (B, len(heads), Tq, Tk)."""
         chosen = list(heads)
         group = self.shape[1] // self.key.shape[1]
-        query = self.query[:, chosen]
-        key = self.key[:, [head // group for head in chosen]]
+        query = _heads(self.query, chosen)
+        key = _heads(self.key, [head // group for head in chosen])
         num_keys = key.shape[2]
         maps = query.new_empty(*query.shape[:3], num_keys)
         block = max(1, AT_ONCE // (len(query) * len(chosen) * num_keys))
@@ -175,7 +175,7 @@ class Call:
             """The heads, rows and columns in use of something that broadcasts to (B, H, Tq, Tk)."""
             if tensor is None:
                 return None
-            tensor = tensor if tensor.shape[1] == 1 else tensor[:, heads]
+            tensor = tensor if tensor.shape[1] == 1 else _heads(tensor, heads)
             tensor = tensor if tensor.shape[2] == 1 else tensor[:, :, rows]
             return tensor if tensor.shape[3] == 1 else tensor[:, :, :, columns]
 
@@ -190,6 +190,12 @@ class Call:
             sinks=None if self.sinks is None else self.sinks[heads],
             keep_steps=False,
         )
+
+
+def _heads(tensor: Tensor, heads: list[int]) -> Tensor:
+    """Some heads of (B, H, ...): neighbours as a view, others as a copy."""
+    first, last = heads[0], heads[-1]
+    return tensor[:, first : last + 1] if heads == list(range(first, last + 1)) else tensor[:, heads]
 
 
 Listener = Callable[[Call], Tensor | None]

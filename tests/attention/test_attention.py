@@ -272,10 +272,10 @@ class TestLeavingStepsOut:
             with nullcontext() if gradients else torch.no_grad(), _MapsMade((2, 3, 5, 7)) as maps:
                 scaled_dot_product_attention(*inputs, self.mask, keep_steps=keep_steps)
             made[keep_steps] = len(maps.storages)
-        # the scores and exponentials; the weights, which overwrite those where no gradient needs them; kept
-        # steps are two more, scaled and masked
-        lean = 3 if gradients else 2
-        assert made == {True: lean + 2, False: lean}
+        # kept: scores, scaled, masked and exponentials; else one matrix that becomes each in turn. Either way
+        # the weights overwrite the exponentials where no gradient needs those.
+        weights = 1 if gradients else 0
+        assert made == {True: 4 + weights, False: 1 + weights}
 
 
 class TestGradcheck:
