@@ -1,8 +1,8 @@
 # Needs Python 3.10 or later and make. Another Python: make PYTHON=python3.12 run
 PYTHON ?= python3
 VENV := .venv
-# Test files are shared out among two processes; a file stays in one, with the models it has loaded.
-PYTEST := $(VENV)/bin/python -m pytest -n 2 --dist loadfile
+# Two processes: each begins at its own end of the tests, and takes from the other when it is through.
+PYTEST := $(VENV)/bin/python -m pytest -n 2 --dist worksteal
 PIP := $(VENV)/bin/python -m pip install --disable-pip-version-check -c constraints.txt
 
 .PHONY: run test test-quick test-hub lint clean help

@@ -199,13 +199,14 @@ class Page:
         first_model: str,
         second_model: str,
         truncate: bool,
+        focus: Focus,
         view: str,
         *place: Any,
     ) -> list[Any]:
-        """A new sentence or another model: run both models."""
+        """A new sentence or another model: run both models. Positions chosen in the last text are gone."""
         models = first_model or "", second_model or ""
         session = Session(sentence or "", second or "", models, bool(truncate))
-        screen = self.screen(session, Focus(), view, *place)
+        screen = self.screen(session, Focus(slot=focus.slot), view, *place)
         return [session, screen.focus, *self.everything(screen)]
 
     def load(self, *names: str) -> Iterator[list[Any]]:
@@ -326,7 +327,7 @@ class Page:
     def listen(self, demo: gr.Blocks) -> None:
         """Bind the functions to the components."""
         header, state = self.header, [self.session, self.focus]
-        place = self.looked[2:]
+        typed = [*self.typed, self.focus, *self.looked[2:]]
         ran = [*self.heads, header.verdict, *self.shown]
         opened = [*state, self.view, self.tabs, *self.typed, *self.options, *self.asked, *ran]
         busy: dict[str, Any] = {"show_progress": "minimal", "show_progress_on": [header.verdict]}
@@ -340,7 +341,7 @@ class Page:
                 header.truncate.input,
             ],
             self.run,
-            [*self.typed, *place],
+            typed,
             [*state, *ran],
             **busy,
             **_RUN,
@@ -357,7 +358,7 @@ class Page:
         loading = gr.on(
             [model.input for model in models], self.load, models, [header.verdict, header.give_up], **loads
         )
-        loaded = loading.success(self.run, [*self.typed, *place], [*state, *ran], **busy, **_RUN, **_LAST)
+        loaded = loading.success(self.run, typed, [*state, *ran], **busy, **_RUN, **_LAST)
         loaded.then(self.turn, look_again, self.shown, **_LOOK)
         # First cancel, then say so: what was on its way would otherwise come last and stay.
         given_up = header.give_up.click(None, cancels=[loading], api_visibility="private")
@@ -381,7 +382,7 @@ class Page:
         for button, (_, text) in zip(header.examples, EXAMPLES, strict=True):
             chosen = button.click(
                 partial(self.example, text),
-                [*self.typed[1:], *place],
+                typed[1:],
                 [header.sentence, *state, *ran],
                 **busy,
                 **_RUN,

@@ -62,6 +62,11 @@ class Visitor:
         self.page.goto(f"{self.address}?{urlencode({'view': view, **query})}")
         self.page.locator(f"#tab-{view} [data-painted]").first.wait_for()
 
+    def found_nothing(self) -> None:
+        """Nothing went to another host, and the console holds no error."""
+        assert self.elsewhere == []
+        assert self.complaints == []
+
     def figure(self, name: str) -> Figure:
         return Figure(self.page.locator(f"#{name}"))
 
@@ -136,27 +141,62 @@ def _split(text: str) -> tuple[str, str]:
     return found[1], found[2]
 
 
+def _enter(browser: Browser, address: str, width: int = 1440, height: int = 900, **context: Any) -> Visitor:
+    page = browser.new_context(viewport={"width": width, "height": height}, **context).new_page()
+    page.set_default_timeout(20_000)
+    visitor = Visitor(page, address)
+    page.on("request", lambda request: _note_request(visitor, request.url))
+    page.on("console", lambda message: _note_console(visitor, message.type, message.text))
+    page.on("pageerror", lambda error: visitor.complaints.append(str(error)))
+    page.on("dialog", lambda dialog: visitor.complaints.append(f"dialog: {dialog.message}"))
+    return visitor
+
+
 @pytest.fixture
 def visit(browser: Browser, address: str) -> Iterator[Callable[..., Visitor]]:
     """Makes visitors. Nothing they do may reach another host or leave an error in the console."""
     visitors: list[Visitor] = []
 
-    def enter(width: int = 1440, height: int = 900, **context: Any) -> Visitor:
-        page = browser.new_context(viewport={"width": width, "height": height}, **context).new_page()
-        page.set_default_timeout(20_000)
-        visitor = Visitor(page, address)
-        page.on("request", lambda request: _note_request(visitor, request.url))
-        page.on("console", lambda message: _note_console(visitor, message.type, message.text))
-        page.on("pageerror", lambda error: visitor.complaints.append(str(error)))
-        page.on("dialog", lambda dialog: visitor.complaints.append(f"dialog: {dialog.message}"))
-        visitors.append(visitor)
-        return visitor
+    def enter(**options: Any) -> Visitor:
+        visitors.append(_enter(browser, address, **options))
+        return visitors[-1]
 
     yield enter
     for visitor in visitors:
         visitor.page.context.close()
-        assert visitor.elsewhere == []
-        assert visitor.complaints == []
+        visitor.found_nothing()
+
+
+@pytest.fixture(scope="module")
+def _opened(browser: Browser, address: str) -> Iterator[Callable[..., Visitor]]:
+    """Opens each view that is asked for once, and keeps it for the tests of a file."""
+    visitors: dict[tuple[str, ...], Visitor] = {}
+
+    def opened(view: str, **query: str) -> Visitor:
+        key = view, *map("=".join, sorted(query.items()))
+        if key not in visitors:
+            visitors[key] = _enter(browser, address)
+            visitors[key].open(view, **query)
+        return visitors[key]
+
+    yield opened
+    for visitor in visitors.values():
+        visitor.page.context.close()
+
+
+@pytest.fixture
+def look(_opened: Callable[..., Visitor]) -> Iterator[Callable[..., Visitor]]:
+    """An open view for a test that only looks at it: a load takes seconds, and others look at it as well."""
+    visitors: list[Visitor] = []
+
+    def look(view: str = "compare", **query: str) -> Visitor:
+        visitors.append(_opened(view, **query))
+        visitors[-1].page.mouse.move(0, 0)
+        return visitors[-1]
+
+    yield look
+    for visitor in visitors:
+        visitor.found_nothing()
 
 
 def _note_request(visitor: Visitor, url: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -42,9 +43,21 @@ def frame(visitor: Visitor, slot: int) -> Frame:
 
 def draw(visitor: Visitor, **query: str) -> None:
     visitor.open("bertviz", **query)
+    wait_for_both(visitor)
+
+
+def wait_for_both(visitor: Visitor) -> None:
     visitor.page.wait_for_function(
         "document.querySelectorAll('#bertviz-frames section[data-painted]').length === 2"
     )
+
+
+@pytest.fixture
+def drawn(look: Callable[..., Visitor]) -> Visitor:
+    """The view as it opens, for tests that only look at it."""
+    visitor = look("bertviz")
+    wait_for_both(visitor)
+    return visitor
 
 
 def choose_model_view(visitor: Visitor) -> None:
@@ -61,12 +74,11 @@ def lines(inside: Frame, within: str) -> list[float]:
     return weights
 
 
-def test_head_view_holds_the_weights_of_the_chosen_layer(visitor: Visitor) -> None:
-    draw(visitor)
+def test_head_view_holds_the_weights_of_the_chosen_layer(drawn: Visitor) -> None:
     for slot, name, layer in ((0, "bert", 3), (1, "gpt2", 4)):
         comparison = probe.compare(name, DEFAULT_TEXT)
         heads, length = comparison.model.num_heads, len(comparison.encoding)
-        inside = frame(visitor, slot)
+        inside = frame(drawn, slot)
         assert inside.locator("#layer").input_value() == str(layer)
         expected = torch.stack([comparison.from_model(layer, head) for head in range(heads)])
         found = torch.tensor(lines(inside, "#attention")).reshape(heads, length, length)
@@ -77,10 +89,9 @@ def test_head_view_holds_the_weights_of_the_chosen_layer(visitor: Visitor) -> No
         assert labels == list(comparison.encoding.tokens)
 
 
-def test_pointing_at_a_token_shows_its_row(visitor: Visitor) -> None:
-    draw(visitor)
+def test_pointing_at_a_token_shows_its_row(drawn: Visitor) -> None:
     weights = probe.attend("bert", DEFAULT_TEXT).weights(3, 1)
-    inside = frame(visitor, 0)
+    inside = frame(drawn, 0)
     inside.locator("#left text").nth(11).hover()
     shown = inside.locator("#right .attentionBoxes g[head-index='1'] rect").evaluate_all(
         "boxes => boxes.map(box => Number(box.style.opacity))"
@@ -97,7 +108,7 @@ def test_another_layer_chosen_in_the_frame(visitor: Visitor) -> None:
     torch.testing.assert_close(torch.tensor(lines(inside, "#attention")), expected, rtol=0, atol=5.1e-5)
 
 
-def test_model_view_holds_every_head(visitor: Visitor) -> None:
+def test_model_view_holds_every_head_and_a_click_enlarges_one(visitor: Visitor) -> None:
     draw(visitor)
     choose_model_view(visitor)
     for slot, name in enumerate(MODELS):
@@ -110,18 +121,13 @@ def test_model_view_holds_every_head(visitor: Visitor) -> None:
         ]
         found = torch.tensor(lines(frame(visitor, slot), "#vis"))
         torch.testing.assert_close(found, torch.stack(maps).flatten(), rtol=0, atol=5.1e-5)
-
-
-def test_a_picture_of_the_model_view_is_enlarged_by_a_click(visitor: Visitor) -> None:
-    draw(visitor)
-    choose_model_view(visitor)
     inside = frame(visitor, 0)
     inside.locator("#vis svg > g > rect:last-child").nth(2 * 12 + 4).click()
     assert inside.locator(".detail", has_text="Layer 2, Head 4").count() == 1
     assert inside.locator(".detail text.token", has_text="suitcase").count() == 2
 
 
-@pytest.mark.parametrize("width", [2560, 1440, 390])
+@pytest.mark.parametrize("width", [2560, 390])
 def test_both_views_fit_the_width(visit, width: int) -> None:  # type: ignore[no-untyped-def]
     visitor = visit(width=width, height=2600)
     draw(visitor)
@@ -172,22 +178,21 @@ HOSTILE = (
 )
 
 
-@pytest.mark.parametrize("text", HOSTILE)
+@pytest.mark.parametrize("text", [" ".join(HOSTILE[:2]), " ".join(HOSTILE[2:])])
 def test_tokens_are_text_and_nothing_else(visitor: Visitor, text: str) -> None:
     draw(visitor, text=text, words="yes")
     for slot, name in enumerate(MODELS):
         inside = frame(visitor, slot)
         shown = "".join(inside.locator("#left text").evaluate_all("all => all.map(t => t.firstChild.data)"))
-        assert re.sub(r"[^a-z]", "", shown.lower())  # something is drawn
+        assert re.sub(r"[^a-z]", "", shown.lower()).count("alert") == text.count("alert") >= 1
         assert inside.locator("#vis img, #vis script, body > img, [onmouseover], [onerror]").count() == 0
         assert inside.evaluate("() => document.scripts.length") == 6, name
 
 
-def test_the_frame_can_reach_neither_page_nor_network(visitor: Visitor) -> None:
-    draw(visitor)
-    element = card(visitor, 0).locator("iframe")
+def test_the_frame_can_reach_neither_page_nor_network(drawn: Visitor) -> None:
+    element = card(drawn, 0).locator("iframe")
     assert element.get_attribute("sandbox") == "allow-scripts"
-    inside = frame(visitor, 0)
+    inside = frame(drawn, 0)
     assert inside.evaluate("() => self.origin") == "null"
     assert (
         inside.evaluate("() => { try { return parent.document.title; } catch { return 'refused'; } }")
@@ -198,8 +203,8 @@ def test_the_frame_can_reach_neither_page_nor_network(visitor: Visitor) -> None:
         " event => done(event.effectiveDirective)); new Image().src = 'data:image/png;base64,AAAA'; })"
     )
     assert blocked == "img-src"
-    assert [text[:32] for text in visitor.complaints] == ["Loading the image 'data:image/pn"]
-    visitor.complaints.clear()
+    assert [text[:32] for text in drawn.complaints] == ["Loading the image 'data:image/pn"]
+    drawn.complaints.clear()
 
 
 def test_a_long_text_is_drawn_in_part_and_says_why(visitor: Visitor) -> None:
@@ -270,9 +275,8 @@ def test_a_pair_of_sentences_can_be_looked_at_by_sentence(visitor: Visitor) -> N
     assert frame(visitor, 1).locator("#filter").count() == 0  # GPT-2 takes no pairs
 
 
-def test_the_view_points_to_steps(visitor: Visitor) -> None:
-    draw(visitor)
-    lead = (visitor.page.locator("#tab-bertviz .lead").text_content() or "").replace("\n", " ")
+def test_the_view_points_to_steps(drawn: Visitor) -> None:
+    lead = (drawn.page.locator("#tab-bertviz .lead").text_content() or "").replace("\n", " ")
     assert "Steps is the neuron view for every model" in lead
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from browser.conftest import Visitor
@@ -25,8 +27,8 @@ def shown(value: float) -> str:
     return f"{mantissa}e{int(exponent)}"
 
 
-def test_page_opens_with_a_result_of_both_models(visitor: Visitor) -> None:
-    visitor.open()
+def test_page_opens_with_a_result_of_both_models(look: Callable[..., Visitor]) -> None:
+    visitor = look()
     verdict = visitor.page.locator("#verdict .pg-line").all_text_contents()
     expected = [probe.verify(name, DEFAULT_TEXT).verdict for name in ("bert", "gpt2")]
     assert [line.removeprefix("✓") for line in verdict] == expected
@@ -36,9 +38,9 @@ def test_page_opens_with_a_result_of_both_models(visitor: Visitor) -> None:
     ("figure", "model", "layer", "head"), [("compare-a", "bert", 3, 1), ("compare-b", "gpt2", 4, 5)]
 )
 def test_numbers_under_the_pointer_are_the_toolkits(
-    visitor: Visitor, figure: str, model: str, layer: int, head: int
+    look: Callable[..., Visitor], figure: str, model: str, layer: int, head: int
 ) -> None:
-    visitor.open()
+    visitor = look()
     comparison = probe.compare(model, DEFAULT_TEXT)
     ours, theirs = comparison.from_scratch(layer, head), comparison.from_model(layer, head)
     last = len(comparison.encoding) - 1
@@ -58,8 +60,8 @@ def test_numbers_under_the_pointer_are_the_toolkits(
                 assert float(read["difference"]) == pytest.approx(difference, rel=1e-3)
 
 
-def test_colours_follow_the_weights(visitor: Visitor) -> None:
-    visitor.open(ah="3.1")
+def test_colours_follow_the_weights(look: Callable[..., Visitor]) -> None:
+    visitor = look()
     weights = probe.attend("bert", DEFAULT_TEXT).weights(3, 1)
     scale = [WEIGHT["light"].rgb(i / (STEPS - 1)) for i in range(STEPS)]
     for query, key in ((0, 0), (11, 2), (11, 9), (7, 9), (5, 5), (16, 2)):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 from browser.conftest import Visitor
@@ -39,17 +40,17 @@ def test_a_head_of_a_model_that_predicts_words(visitor: Visitor) -> None:
     assert f"is {largest:.3f} (" in told[0] and f"by {change.divergence:.3g} nats" in told[0]
 
 
-@pytest.mark.parametrize("how", ["mean", "other mask"])
-def test_every_way_of_a_model_without_a_head_for_words(visitor: Visitor, how: str) -> None:
+def test_every_way_of_a_model_without_a_head_for_words(visitor: Visitor) -> None:
     visitor.open("effect")
     drawn = visitor.figure("effect-figure")
-    choice = visitor.page.locator("#effect-how label", has_text=HOW[how])  # type: ignore[index]
-    visitor.wait_for_new("effect-figure", choice.click)
-    result = probe.ablate("bert", DEFAULT_TEXT, [(3, 1)], how)  # type: ignore[arg-type]
-    assert drawn.root.locator(".af-subtitle").text_content() == result.summary
-    for query in (0, 11, 16):
-        read = number(drawn.point(query, 0)["hidden state"])
-        assert read == pytest.approx(float(result.hidden_change[query]), abs=1e-5)
+    for how in ("mean", "other mask"):
+        choice = visitor.page.locator("#effect-how label", has_text=HOW[how])  # type: ignore[index]
+        visitor.wait_for_new("effect-figure", choice.click)
+        result = probe.ablate("bert", DEFAULT_TEXT, [(3, 1)], how)  # type: ignore[arg-type]
+        assert drawn.root.locator(".af-subtitle").text_content() == result.summary
+        for query in (0, 11, 16):
+            read = number(drawn.point(query, 0)["hidden state"])
+            assert read == pytest.approx(float(result.hidden_change[query]), abs=1e-5)
 
 
 def test_several_heads_and_a_layer(visitor: Visitor) -> None:
@@ -66,16 +67,17 @@ def test_several_heads_and_a_layer(visitor: Visitor) -> None:
     assert number(visitor.figure("effect-figure").point(7, 3)["weight"]) == pytest.approx(mean, abs=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("written", "sentence"),
-    [("third", "is neither a head"), ("9.0", "counted from 0 to 5"), ("1.2.3", "is neither a head")],
-)
-def test_heads_that_are_not_there_are_said_in_place(visitor: Visitor, written: str, sentence: str) -> None:
+def test_heads_that_are_not_there_are_said_in_place(visitor: Visitor) -> None:
     visitor.open("effect")
     box = visitor.page.locator("#effect-heads textarea, #effect-heads input")
-    box.fill(written)
-    visitor.wait_for_new("effect-figure", lambda: box.press("Enter"))
-    assert sentence in (visitor.page.locator("#effect-figure .af-notice").text_content() or "")
+    for written, sentence in (
+        ("third", "is neither a head"),
+        ("9.0", "counted from 0 to 5"),
+        ("1.2.3", "is neither a head"),
+    ):
+        box.fill(written)
+        visitor.wait_for_new("effect-figure", lambda: box.press("Enter"))
+        assert sentence in (visitor.page.locator("#effect-figure .af-notice").text_content() or "")
 
 
 def test_all_heads_ranked(visitor: Visitor) -> None:
@@ -137,26 +139,26 @@ def test_stop_is_there_only_while_a_ranking_runs(visitor: Visitor) -> None:
     page.wait_for_function("document.querySelector('#effect-progress').textContent.trim() === ''")
 
 
-@pytest.mark.parametrize("what", ["text", "model", "how"])
-def test_a_ranking_goes_when_it_is_about_something_else(visitor: Visitor, what: str) -> None:
+def test_a_ranking_goes_when_it_is_about_something_else(visitor: Visitor) -> None:
     visitor.open("effect", on="b", text="draw a map")
     page = visitor.page
-    page.locator("#rank").click()
     rows = page.locator("#effect-ranking tbody tr")
-    rows.first.wait_for()
-    # another head is another figure; the ranking is about all of them
-    slider = page.locator("#head-b input[type=range]")
-    visitor.wait_for_new("effect-figure", lambda: slider.press("ArrowLeft"))
-    assert rows.count() == 36
-    if what == "text":
-        visitor.run("The cat sat on", "effect-figure")
-    elif what == "model":
-        switch = page.locator("#effect-models").get_by_role("button").first
-        visitor.wait_for_new("effect-figure", switch.click)
-    else:
-        visitor.wait_for_new("effect-figure", page.locator("#effect-how label", has_text=HOW["mean"]).click)
-    rows.first.wait_for(state="detached")
-    assert (page.locator("#effect-progress").text_content() or "").strip() == ""
+    how = page.locator("#effect-how label", has_text=HOW["mean"])
+    other_model = page.locator("#effect-models").get_by_role("button").first
+    for change in (
+        partial(visitor.run, "The cat sat on", "effect-figure"),
+        partial(visitor.wait_for_new, "effect-figure", how.click),
+        partial(visitor.wait_for_new, "effect-figure", other_model.click),
+    ):
+        page.locator("#rank").click()
+        rows.first.wait_for()
+        # another head is another figure; the ranking is about all of them
+        slider = page.locator("#head-b input[type=range]")
+        visitor.wait_for_new("effect-figure", partial(slider.press, "ArrowLeft"))
+        assert rows.count() == 36
+        change()
+        rows.first.wait_for(state="detached")
+        assert (page.locator("#effect-progress").text_content() or "").strip() == ""
 
 
 def test_small_screen_and_dark(visit: Callable[..., Visitor]) -> None:

@@ -25,6 +25,12 @@ def open_heads(visitor: Visitor, **query: str) -> None:
     visitor.page.locator("#heads-measures [data-painted]").wait_for()
 
 
+def look_at_heads(look: Callable[..., Visitor], **query: str) -> Visitor:
+    visitor = look("heads", **query)
+    visitor.page.locator("#heads-measures [data-painted]").wait_for()
+    return visitor
+
+
 def point(visitor: Visitor, layer: int, head: int, row: int, col: int, size: int) -> str:
     """Point at a cell of a small map; what is read out."""
     canvas = visitor.page.locator(".hd-all canvas")
@@ -58,8 +64,8 @@ def rows(table: Locator) -> list[list[str]]:
 
 
 @pytest.mark.parametrize(("slot", "name"), [("a", "bert"), ("b", "gpt2")])
-def test_the_number_under_the_pointer(visitor: Visitor, slot: str, name: str) -> None:
-    open_heads(visitor, on=slot)
+def test_the_number_under_the_pointer(look: Callable[..., Visitor], slot: str, name: str) -> None:
+    visitor = look_at_heads(look, **({} if slot == "a" else {"on": slot}))
     run = probe.attend(name, DEFAULT_TEXT)
     size = len(run.tokens)
     for layer, head, row, col in ((0, 0, 0, 0), (3, 1, 11, 2), (5, 5, 9, 4), (2, 4, 3, 8), (4, 5, 12, 11)):
@@ -72,8 +78,8 @@ def test_the_number_under_the_pointer(visitor: Visitor, slot: str, name: str) ->
         assert read.endswith(" (masked)") == (name == "gpt2" and col > row)
 
 
-def test_the_colour_of_a_cell_follows_its_weight(visitor: Visitor) -> None:
-    open_heads(visitor)
+def test_the_colour_of_a_cell_follows_its_weight(look: Callable[..., Visitor]) -> None:
+    visitor = look_at_heads(look)
     weights = probe.attend("bert", DEFAULT_TEXT).weights(3, 1)
     cells = [(11, 2), (11, 9), (11, 3), (0, 0), (0, 1), (16, 4)]
     canvas = visitor.page.locator(".hd-one canvas")
@@ -92,8 +98,8 @@ def test_the_colour_of_a_cell_follows_its_weight(visitor: Visitor) -> None:
     assert sorted(range(len(cells)), key=lambda i: -shades[i]) == by_weight
 
 
-def test_the_marked_head_large_by_pointer_and_keyboard(visitor: Visitor) -> None:
-    open_heads(visitor)
+def test_the_marked_head_large_by_pointer_and_keyboard(look: Callable[..., Visitor]) -> None:
+    visitor = look_at_heads(look)
     run = probe.attend("bert", DEFAULT_TEXT)
     canvas = visitor.page.locator(".hd-one canvas")
     plan = {name: float(value) for name, value in canvas.evaluate("canvas => ({...canvas.dataset})").items()}
@@ -144,13 +150,17 @@ def test_the_other_model(visitor: Visitor) -> None:
     assert visitor.page.locator("#head-b input[type=number]").input_value() == "3"
 
 
-@pytest.mark.parametrize("view", ["heads", "sentences", "effect"])
-def test_the_choice_of_the_model_keeps_the_keyboard(visitor: Visitor, view: str) -> None:
-    visitor.open(view)
-    button = visitor.page.locator(f"#{view}-models").get_by_role("button", name="gpt2-stories")
-    button.press("Enter")
-    visitor.page.wait_for_url("**on=b**")
-    visitor.page.locator(f"#{view}-models button:focus[aria-pressed=true]", has_text="gpt2").wait_for()
+def test_the_choice_of_the_model_keeps_the_keyboard(visitor: Visitor) -> None:
+    visitor.open("heads")
+    for view, tab, model in (
+        ("heads", "Heads", "gpt2-stories"),
+        ("sentences", "Two sentences", "all-MiniLM-L6-v2"),
+        ("effect", "Effect", "gpt2-stories"),
+    ):
+        visitor.page.get_by_role("tab", name=tab, exact=True).click()
+        models = visitor.page.locator(f"#{view}-models")
+        models.get_by_role("button", name=model).press("Enter")
+        models.locator("button:focus[aria-pressed=true]", has_text=model).wait_for()
 
 
 @pytest.mark.parametrize(
@@ -162,9 +172,12 @@ def test_the_choice_of_the_model_keeps_the_keyboard(visitor: Visitor, view: str)
     ],
 )
 def test_python_lines_run_and_say_the_same(
-    visitor: Visitor, capsys: pytest.CaptureFixture[str], view: str, result: Callable[[], object]
+    look: Callable[..., Visitor],
+    capsys: pytest.CaptureFixture[str],
+    view: str,
+    result: Callable[[], object],
 ) -> None:
-    visitor.open(view)
+    visitor = look(view)
     visitor.page.wait_for_url(f"**view={view}**")
     visitor.page.locator("#share pre", has_text="probe.load").wait_for(state="attached")
     exec(visitor.page.locator("#share pre").text_content() or "", {})
@@ -223,16 +236,16 @@ def test_the_finder(visitor: Visitor) -> None:
     assert len(rows(found)[0]) == 2
 
 
-@pytest.mark.parametrize("word", ["zebra", "", '<img src=x onerror="alert(1)">'])
-def test_a_word_that_is_not_there_is_said_in_place(visitor: Visitor, word: str) -> None:
+def test_a_word_that_is_not_there_is_said_in_place(visitor: Visitor) -> None:
     open_heads(visitor)
     page = visitor.page
-    page.locator("#to-word textarea, #to-word input").fill(word)
-    visitor.wait_for_new("heads-found", page.locator("#find").click)
-    with pytest.raises(probe.ProbeError) as refused:
-        probe.find_heads("bert", DEFAULT_TEXT, "it", word)
-    assert page.locator("#heads-found .af-notice").text_content() == str(refused.value)
-    assert page.locator("#heads-found img").count() == 0
+    for word in ("zebra", "", '<img src=x onerror="alert(1)">'):
+        page.locator("#to-word textarea, #to-word input").fill(word)
+        visitor.wait_for_new("heads-found", page.locator("#find").click)
+        with pytest.raises(probe.ProbeError) as refused:
+            probe.find_heads("bert", DEFAULT_TEXT, "it", word)
+        assert page.locator("#heads-found .af-notice").text_content() == str(refused.value)
+        assert page.locator("#heads-found img").count() == 0
 
 
 def test_rollout(visitor: Visitor) -> None:

@@ -20,6 +20,12 @@ def shown(visitor: Visitor, chapter: str) -> Locator:
     return visitor.page.locator(f"#learn-{chapter}-shown .ln")
 
 
+@pytest.fixture
+def learner(look: Callable[..., Visitor]) -> Visitor:
+    """The course for tests that read steps which no other such test edits."""
+    return look("learn")
+
+
 def turn_to(visitor: Visitor, chapter: str) -> None:
     if visitor.page.url == "about:blank":
         visitor.page.goto(f"{visitor.address}?view=learn")
@@ -54,17 +60,17 @@ def numbers(rows: list[list[str]]) -> list[list[float]]:
     return [[float(cell.replace("−", "-").replace(",", "").rstrip("%")) for cell in row] for row in rows]
 
 
-def test_every_step_opens_with_formulas_and_something_to_try(visitor: Visitor) -> None:
+def test_every_step_opens_with_formulas_and_something_to_try(learner: Visitor) -> None:
     for chapter, title in zip(CHAPTERS, TITLES, strict=True):
-        turn_to(visitor, chapter.id)
-        part = visitor.page.locator(f"#learn-{chapter.id}")
+        turn_to(learner, chapter.id)
+        part = learner.page.locator(f"#learn-{chapter.id}")
         expect(part.locator("h2").first).to_have_text(title)
         assert part.locator(".prose.learn-try li").count() == len(chapter.tries) >= 2
         assert part.locator(".katex-error").count() == 0
         if "$" in chapter.text:
             assert part.locator(".katex .katex-html").count() >= 1
             assert "$" not in (part.locator(".prose.learn-text").inner_text())
-        assert visitor.page.locator(".learn-part:visible").count() == 1
+        assert learner.page.locator(".learn-part:visible").count() == 1
 
 
 def test_only_the_first_step_comes_with_the_page(visitor: Visitor) -> None:
@@ -75,24 +81,24 @@ def test_only_the_first_step_comes_with_the_page(visitor: Visitor) -> None:
     assert visitor.page.locator(".learn-part .ln").count() == 1
 
 
-def test_draw_a_map(visitor: Visitor) -> None:
-    turn_to(visitor, "by-hand")
-    assert numbers(table(visitor, "by-hand", "Output")) == [list(row) for row in DRAW_A_MAP.output]
-    weights = torch.tensor(numbers(table(visitor, "by-hand", "softmax of each row")))
+def test_draw_a_map(learner: Visitor) -> None:
+    turn_to(learner, "by-hand")
+    assert numbers(table(learner, "by-hand", "Output")) == [list(row) for row in DRAW_A_MAP.output]
+    weights = torch.tensor(numbers(table(learner, "by-hand", "softmax of each row")))
     torch.testing.assert_close(weights[0], torch.tensor(DRAW_A_MAP.first_weights), rtol=0, atol=5e-4)
-    figure = Figure(visitor.page.locator("#learn-by-hand-map"))
+    figure = Figure(learner.page.locator("#learn-by-hand-map"))
     read = figure.point(2, 2)
     assert read["where"].split(" → ") == ["query map2", "key map2"]
     assert float(read["Weights"]) == pytest.approx(DRAW_A_MAP.last_weight_on_itself, abs=5e-4)
 
 
-def test_the_cat_sat_on(visitor: Visitor) -> None:
-    turn_to(visitor, "causal")
-    percentages = numbers(table(visitor, "causal", "The same in per cent"))
+def test_the_cat_sat_on(learner: Visitor) -> None:
+    turn_to(learner, "causal")
+    percentages = numbers(table(learner, "causal", "The same in per cent"))
     assert percentages == [list(row) for row in THE_CAT_SAT_ON.percentages]
-    assert table(visitor, "causal", "Divided by that") == table(visitor, "causal", "Their softmax")
-    assert table(visitor, "causal", "Scores, masked")[0] == ["0.8", "−∞", "−∞", "−∞"]
-    figure = Figure(visitor.page.locator("#learn-causal-map"))
+    assert table(learner, "causal", "Divided by that") == table(learner, "causal", "Their softmax")
+    assert table(learner, "causal", "Scores, masked")[0] == ["0.8", "−∞", "−∞", "−∞"]
+    figure = Figure(learner.page.locator("#learn-causal-map"))
     scores = lessons.read_matrix(str(CHAPTERS[IDS.index("causal")].fields[1].value), "scores")
     causal = lessons.mask_both_ways(scores).causal
     for query, key in ((1, 0), (2, 1), (3, 2)):
@@ -160,47 +166,46 @@ def test_inputs_are_still_there_on_the_way_back(visitor: Visitor) -> None:
     assert visitor.page.locator("#learn-shares-scores").locator("textarea, input").input_value() == "1 -1"
 
 
-def test_dividing_by_the_sum_and_overflow(visitor: Visitor) -> None:
-    turn_to(visitor, "shares")
-    rows = table(visitor, "shares", "Scores, and five ways to read them")
+def test_dividing_by_the_sum_and_overflow(learner: Visitor) -> None:
+    turn_to(learner, "shares")
+    rows = table(learner, "shares", "Scores, and five ways to read them")
     assert [row[0] for row in rows] == ["100%", "50%", "−50%"]
     assert [row[2] for row in rows] == ["7.389", "2.718", "0.368"]
     assert rows[0][3] == "70.5%"
-    type_in(visitor, "shares", "shift", "1000")
-    rows = table(visitor, "shares", "Scores, and five ways to read them")
+    type_in(learner, "shares", "shift", "1000")
+    rows = table(learner, "shares", "Scores, and five ways to read them")
     assert [row[3] for row in rows] == ["70.5%", "25.9%", "3.5%"]
     assert [row[4] for row in rows] == ["not a number"] * 3
 
 
-def test_positions_make_the_order_matter(visitor: Visitor) -> None:
-    turn_to(visitor, "order")
-    expect(shown(visitor, "order")).to_contain_text("attention can't tell them apart")
-    visitor.page.locator("#learn-order-positions label").nth(1).click()
-    expect(shown(visitor, "order")).to_contain_text("attention now knows where each word stands")
+def test_positions_make_the_order_matter(learner: Visitor) -> None:
+    turn_to(learner, "order")
+    expect(shown(learner, "order")).to_contain_text("attention can't tell them apart")
+    learner.page.locator("#learn-order-positions label").nth(1).click()
+    expect(shown(learner, "order")).to_contain_text("attention now knows where each word stands")
 
 
-def test_the_lines_of_the_chart_are_the_numbers_of_the_table(visitor: Visitor) -> None:
-    turn_to(visitor, "scale")
-    points = shown(visitor, "scale").locator("svg").first.locator("circle.ln-main title").all_text_contents()
-    rows = table(visitor, "scale", "The numbers, by width d")
+def test_the_lines_of_the_chart_are_the_numbers_of_the_table(learner: Visitor) -> None:
+    turn_to(learner, "scale")
+    points = shown(learner, "scale").locator("svg").first.locator("circle.ln-main title").all_text_contents()
+    rows = table(learner, "scale", "The numbers, by width d")
     assert len(points) == len(rows) == 10
     for point, row in zip(points, rows, strict=True):
         assert float(point.split(": ")[-1]) == pytest.approx(float(row[2]), abs=6e-4)
 
 
-def test_heads_in_a_slider(visitor: Visitor) -> None:
-    turn_to(visitor, "heads")
-    assert numbers(table(visitor, "heads", "Output, split (head.number)")) == [
+def test_heads_in_a_slider(learner: Visitor) -> None:
+    turn_to(learner, "heads")
+    assert numbers(table(learner, "heads", "Output, split (head.number)")) == [
         list(row) for row in DRAW_A_MAP.two_heads_output
     ]
-    type_in(visitor, "heads", "heads", "4")
-    assert table(visitor, "heads", "What it takes") == [["20", "288", "48"], ["5", "288", "48"]]
-    expect(visitor.page.locator("#learn-heads-map .af-panel")).to_have_count(4)
+    type_in(learner, "heads", "heads", "4")
+    assert table(learner, "heads", "What it takes") == [["20", "288", "48"], ["5", "288", "48"]]
+    expect(learner.page.locator("#learn-heads-map .af-panel")).to_have_count(4)
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_nothing_is_wider_than_a_phone(visit: Callable[..., Visitor], scheme: str) -> None:
-    visitor = visit(width=390, height=844, color_scheme=scheme)
+def test_nothing_is_wider_than_a_phone(visit: Callable[..., Visitor]) -> None:
+    visitor = visit(width=390, height=844)
     for chapter in CHAPTERS:
         turn_to(visitor, chapter.id)
         assert visitor.page.evaluate("document.documentElement.scrollWidth <= innerWidth"), chapter.id

@@ -71,21 +71,16 @@ def test_texts_without_a_common_token(visitor: Visitor) -> None:
     assert told.endswith("the two texts share no token, so there is nothing to compare.")
 
 
-@pytest.mark.parametrize(
-    ("first", "second", "sentence"),
-    [
+def test_what_can_not_be_taken_is_said_in_place(visitor: Visitor) -> None:
+    visitor.open("sentences")
+    for first, second, sentence in (
         ("", "a cat", "The first sentence: "),
         ("a cat", "x" * (MAX_CHARACTERS + 1), f"at most {MAX_CHARACTERS:,}"),
         ("a cat", "word " * 600, "The second sentence: "),
-    ],
-)
-def test_what_can_not_be_taken_is_said_in_place(
-    visitor: Visitor, first: str, second: str, sentence: str
-) -> None:
-    visitor.open("sentences")
-    type_pair(visitor, first, second)
-    assert sentence in (visitor.page.locator("#sentences-a .af-notice").text_content() or "")
-    assert visitor.page.locator("#sentences-b canvas, #sentences-both canvas").count() == 0
+    ):
+        type_pair(visitor, first, second)
+        assert sentence in (visitor.page.locator("#sentences-a .af-notice").text_content() or "")
+        assert visitor.page.locator("#sentences-b canvas, #sentences-both canvas").count() == 0
     type_pair(visitor, *DEFAULT_PAIR)
     visitor.page.locator("#sentences-both canvas").first.wait_for()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,9 +20,16 @@ def number(text: str) -> float:
     return float(text.replace("−", "-").replace("+", ""))
 
 
-@pytest.mark.parametrize("whole_model", [False, True])
-def test_masks(visitor: Visitor, whole_model: bool) -> None:
-    visitor.open("masks", **({"mask": "everywhere"} if whole_model else {}))
+def test_masks_of_this_layer_and_of_the_whole_model(visitor: Visitor) -> None:
+    visitor.open("masks")
+    check_masks(visitor, whole_model=False)
+    before = visitor.figure("masks-b").point(11, 13)["under bidirectional"]
+    visitor.wait_for_new("masks-b", visitor.page.locator("#whole-model label").nth(1).click)
+    check_masks(visitor, whole_model=True)
+    assert visitor.figure("masks-b").point(11, 13)["under bidirectional"] != before
+
+
+def check_masks(visitor: Visitor, whole_model: bool) -> None:
     for figure, model, layer, head in (("masks-a", "bert", 3, 1), ("masks-b", "gpt2", 4, 5)):
         result = probe.compare_masks(model, DEFAULT_TEXT, layer, head, whole_model=whole_model)
         drawn = visitor.figure(figure)
@@ -37,14 +45,6 @@ def test_masks(visitor: Visitor, whole_model: bool) -> None:
         notes = drawn.root.locator(".af-panel-note").all_text_contents()
         assert result.labels["causal"] in notes and result.labels["bidirectional"] in notes
         assert drawn.root.locator(".af-subtitle").text_content() == result.summary
-
-
-def test_switching_to_the_whole_model_changes_the_map(visitor: Visitor) -> None:
-    visitor.open("masks")
-    before = visitor.figure("masks-b").point(11, 13)["under bidirectional"]
-    whole = visitor.page.locator("#whole-model label").nth(1)
-    visitor.wait_for_new("masks-b", whole.click)
-    assert visitor.figure("masks-b").point(11, 13)["under bidirectional"] != before
 
 
 def test_steps(visitor: Visitor) -> None:
@@ -192,9 +192,9 @@ def test_a_head_of_the_picture_opens_in_compare(visitor: Visitor) -> None:
 
 
 @pytest.mark.parametrize("kind", ["PNG", "SVG", "CSV"])
-def test_figures_are_saved(visitor: Visitor, tmp_path: Path, kind: str) -> None:
+def test_figures_are_saved(look: Callable[..., Visitor], tmp_path: Path, kind: str) -> None:
     text = "中文 <b> the the"
-    visitor.open(text=text)
+    visitor = look(text=text)
     comparison = probe.compare("gpt2", text)
     tokens = comparison.encoding.tokens
     with visitor.page.expect_download() as download:

@@ -116,14 +116,8 @@ def test_numbers_hold(exported: dict[tuple[str, str], Path], what: str, suffix: 
 
 @pytest.mark.slow
 def test_another_process_makes_them_again(exported: dict[tuple[str, str], Path]) -> None:
-    # One file of each kind of result and of most formats, by processes that never saw the results.
-    for what, suffix in (
-        ("run", "html"),
-        ("one head", "png"),
-        ("trace", "xlsx"),
-        ("masks", "npz"),
-        ("report", "json"),
-    ):
+    # A file of the fewest libraries and one of the most, by processes that never saw the results.
+    for what, suffix in (("run", "html"), ("trace", "xlsx")):
         done = command("reproduce", exported[what, suffix], "--json")
         assert done.returncode == 0, done.stderr
         printed = json.loads(done.stdout)
