@@ -1,8 +1,9 @@
 """How long the page takes, from the key that is pressed until the pixels of that very result are painted.
 
-Starts ``app.py`` as a person would, opens it in headless Chromium, then measures a new sentence each time and
-another head each time. Wanted on two idle cores: usable within 12 s of the start, 1 s for a sentence, 0.3 s
-for a head.
+Starts ``app.py`` as a person would, opens it in headless Chromium, then measures a new sentence each time,
+another head each time, and the click that opens all heads of a network as large as the smallest GPT-2 over
+128 tokens. Wanted on two idle cores: usable within 12 s of the start, 1 s for a sentence, 0.3 s for a head,
+1 s for all heads.
 
     python benchmarks/page.py [--rounds 10] [--words 18]
 """
@@ -16,12 +17,16 @@ import socket
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.parse import urlencode
 
+from capture import HEADS, LAYERS, TOKENIZER, network, text_of
 from playwright.sync_api import Error, Page, sync_playwright
+from transformers import AutoTokenizer
 
 ROOT = Path(__file__).resolve().parent.parent
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
@@ -31,6 +36,13 @@ PAINTED = """([first, second]) => {
     const [a, b] = ["a", "b"].map((slot) => document.querySelector(`#compare-${slot} [data-painted]`));
     return a && b && a.dataset.painted !== first && b.dataset.painted !== second;
 }"""
+
+
+MAPS_PAINTED = """(before) => {
+    const maps = document.querySelector("#heads-maps [data-painted]");
+    return maps && maps.dataset.painted !== before;
+}"""
+FIRST_WORDS = ("one", "so", "the", "and", "in", "it")  # each one token, so that each text is another
 
 
 def stamps(page: Page) -> list[str | None]:
@@ -59,6 +71,31 @@ def opened(page: Page, address: str, limit: float = 120.0) -> None:
                 raise
             page.wait_for_timeout(100)
     page.locator("#compare-b [data-painted]").wait_for(timeout=limit * 1000)
+
+
+def all_heads(page: Page, address: str, folder: str) -> list[float]:
+    """Seconds from the click on "Heads" until all heads of such a network are painted, text by text."""
+    tokenizer = AutoTokenizer.from_pretrained(TOKENIZER)
+    network("cpu").save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    page.goto(f"{address}?{urlencode({'b': folder, 'on': 'b', 'text': 'one day'})}")
+    page.locator("#compare-b [data-painted]").wait_for(timeout=120_000)
+    maps, seconds = page.locator("#heads-maps [data-painted]"), []
+    for first in FIRST_WORDS:
+        text = text_of(128).replace("one", first, 1)
+        assert len(tokenizer(text)["input_ids"]) == 128
+        page.get_by_role("tab", name="Compare").click()
+        before = stamps(page)
+        page.locator("#sentence textarea").fill(text)
+        timed(page, before, lambda: page.locator("#sentence textarea").press("Enter"))
+        old = maps.get_attribute("data-painted") if maps.count() else ""
+        start = time.perf_counter()
+        page.get_by_role("tab", name="Heads", exact=True).click()
+        page.wait_for_function(MAPS_PAINTED, arg=old, polling=5)
+        seconds.append(time.perf_counter() - start)
+        assert page.locator(".hd-title").text_content().startswith(f"All {LAYERS * HEADS} heads")
+        page.wait_for_timeout(PAUSE)
+    return seconds
 
 
 def browser_path() -> str:
@@ -113,7 +150,14 @@ def main() -> None:
                 # Only the first model's head changes, so only its figure must be another one.
                 before = [stamps(page)[0], ""]
                 heads.append(timed(page, before, lambda key=key: slider.press(key)))  # type: ignore[misc]
-            for what, seconds in (("a new sentence", sentences), ("another head", heads)):
+            with tempfile.TemporaryDirectory() as folder:
+                opening = all_heads(page, address, folder)
+            results = (
+                ("a new sentence", sentences),
+                ("another head", heads),
+                (f"all {LAYERS} x {HEADS} heads at 128 tokens", opening),
+            )
+            for what, seconds in results:
                 print(
                     f"{what}: median {statistics.median(seconds):.2f} s of {len(seconds)}, "
                     f"{min(seconds):.2f} to {max(seconds):.2f} s"
