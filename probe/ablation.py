@@ -159,7 +159,8 @@ class Ranking:
         return {"how": self.ablations[0].how, "heads": rows}
 
     def __str__(self) -> str:
-        return "\n".join(f"{ablation.effect:10.4g}  {ablation.summary}" for ablation in self.ablations)
+        rows = (f"{ablation.effect:10.4g}  {ablation.summary}" for ablation in self.ablations)
+        return "\n".join([f"{'effect':>10}  what changed", *rows])
 
 
 def ablate(

@@ -598,7 +598,7 @@ def encode_all(
     if isinstance(text_or_texts, (str, tuple)):
         return [encode_for(model, text_or_texts, truncate=truncate)]
     if not isinstance(text_or_texts, Sequence) or not text_or_texts:
-        given = "an empty list" if text_or_texts == [] else f"a {type(text_or_texts).__name__}"
+        given = "an empty list" if text_or_texts == [] else f"of type {type(text_or_texts).__name__}"
         raise ProbeError(f"Give a text or a list of texts; this is {given}.")
     encodings = []
     for index, text in enumerate(text_or_texts):

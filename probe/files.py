@@ -235,7 +235,7 @@ def _format_for(result: Any, path: Path) -> Format:
     """The format that the name of a file asks for, if there is such a one for the result."""
     if not isinstance(result, tuple(KINDS.values())):
         raise ProbeError(
-            f"A {type(result).__name__} can't be exported; can be: "
+            f"What is of type {type(result).__name__} can't be exported; what can is a "
             f"{', '.join(kind.__name__ for kind in KINDS.values())}."
         )
     suffix = _suffix(path)

@@ -334,7 +334,7 @@ def _wrap(network: nn.Module, tokenizer: PreTrainedTokenizerBase | None) -> Mode
         network = network.module
     if not isinstance(network, PreTrainedModel):
         raise ProbeError(
-            f"A network must be a transformers PreTrainedModel, not a {type(network).__name__}; "
+            f"A network must be a transformers PreTrainedModel, not of type {type(network).__name__}; "
             "give the inner model if it is wrapped."
         )
     if tokenizer is None and network.main_input_name == "input_ids":
@@ -353,8 +353,13 @@ def _device(device: str | torch.device | None, dtype: torch.dtype) -> torch.devi
         return torch.device("cpu")
     try:
         where = torch.device(device)
+    except (RuntimeError, TypeError):
+        raise ProbeError(
+            f'There is no device "{device}": give cpu, cuda, cuda:1 or mps, or none to have it chosen.'
+        ) from None
+    try:
         torch.zeros(1, device=where, dtype=dtype).item()
-    except (RuntimeError, AssertionError, TypeError, NotImplementedError) as error:
+    except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:
         reason = _first_line(error).split(". ")[0]
         raise ProbeError(
             f'The device "{device}" can\'t be used here with {dtype}: {reason}.', "cpu"
@@ -402,7 +407,7 @@ def _meant(name: str) -> str:
     by_lower = {known.lower(): known for known in names}
     lower = name.lower()[:100]
     begun = [known for known in by_lower if len(lower) > 1 and known.startswith(lower)]
-    close = begun or difflib.get_close_matches(lower, by_lower, n=1, cutoff=0.8)
+    close = begun or difflib.get_close_matches(lower, by_lower, n=1, cutoff=0.75)
     return f'do you mean "{names[by_lower[close[0]]]}"? Otherwise ' if close else ""
 
 

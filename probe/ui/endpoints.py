@@ -77,7 +77,7 @@ def verify(
     """Recompute every head of a model from scratch on one or more texts, and report the differences.
 
     Parameters:
-        texts: the sentences.
+        texts: the sentences, or one sentence.
         model: "bert", "gpt2", or another name this server accepts.
         dtype: "float32" or "float64".
         truncate: cut a text that is longer than the model takes, instead of refusing it.

@@ -55,9 +55,11 @@ def check_text(text: object) -> str:
     return text
 
 
-def check_texts(texts: Sequence[object]) -> list[str]:
-    """The texts, if they are few enough and each is short enough."""
-    if isinstance(texts, str) or not isinstance(texts, Sequence):
+def check_texts(texts: object) -> list[str]:
+    """The texts, if they are few enough and each is short enough; a single one is a list of one."""
+    if isinstance(texts, str):
+        texts = [texts]
+    if not isinstance(texts, Sequence):
         raise probe.ProbeError("The texts must be a list of strings.")
     if not texts:
         raise probe.ProbeError("The list of texts is empty: give at least one.")

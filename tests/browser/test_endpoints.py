@@ -47,7 +47,7 @@ def test_verify(client: Client) -> None:
 
 
 def test_verify_in_float64(client: Client) -> None:
-    answer = client.predict([TEXT], "gpt2", "float64", api_name="/verify")
+    answer = client.predict(TEXT, "gpt2", "float64", api_name="/verify")
     assert answer["passed"] is True and answer["max_abs_error"] < 1e-13
 
 

@@ -154,8 +154,8 @@ def test_effect(run: Run) -> None:
     assert code == 0 and out == f"{probe.ablate('gpt2', SENTENCE, [4]).summary}\n"
     code, out, _ = run("effect", "gpt2", SENTENCE, "--top", "2")
     ranking = probe.rank_heads("gpt2", SENTENCE)
-    assert code == 0 and out.splitlines() == str(ranking).splitlines()[:2]
-    assert [float(line.split()[0]) for line in out.splitlines()] == sorted(
+    assert code == 0 and out.splitlines() == str(ranking).splitlines()[:3]
+    assert [float(line.split()[0]) for line in out.splitlines()[1:]] == sorted(
         (float(f"{one.effect:.4g}") for one in ranking.ablations), reverse=True
     )[:2]
 
@@ -216,7 +216,8 @@ def test_models(run: Run) -> None:
         (("verify", "./no/such/folder", "Hi"), 'There is no folder "./no/such/folder"'),
         (("verify", "owner/model", "Hi"), "HF_HUB_OFFLINE is set"),
         (("verify", "gpt2", "Hi", "--pair", "Ho"), "takes one text, not a sentence pair"),
-        (("verify", "gpt2", "Hi", "--device", "tpu9"), "Invalid device string: 'tpu9'. Try --device cpu."),
+        (("verify", "gpt2", "Hi", "--device", "tpu9"), 'There is no device "tpu9": give cpu'),
+        (("verify", "gtp2", "Hi"), 'There is no model "gtp2": do you mean "gpt2"? Otherwise give'),
         (("verify", "gpt2", "--file", "/no/such/file"), "can't be read: No such file"),
         (("verify", "gpt2", "--file", "/"), "can't be read: Is a directory"),
         (("verify", "gpt2"), "give a text, or --file"),

@@ -452,7 +452,7 @@ def test_m12_objects_in_place_of_a_name(tiny_gpt2: Callable[..., Path]) -> None:
     for value, described in wrong:
         with pytest.raises(ProbeError, match=f"{taken}.*{described}"):
             probe.load(value)
-    with pytest.raises(ProbeError, match=r"PreTrainedModel, not a Linear"):
+    with pytest.raises(ProbeError, match=r"PreTrainedModel, not of type Linear"):
         probe.load(nn.Linear(2, 2), tokenizer=tokenizer)  # type: ignore[arg-type]
 
 
