@@ -16,9 +16,10 @@ from torch import Tensor, nn
 
 from attention import scaled_dot_product_attention, softmax
 from probe import backend
-from probe.capture import batch_inputs, check_heads, encode_for
+from probe.capture import check_heads
 from probe.errors import ProbeError
 from probe.families import Site
+from probe.inputs import batch_inputs, encode_for
 from probe.models import Model, resolve
 from probe.nonfinite import descending, nonfinite
 from probe.prediction import Prediction, predicted_rows, prediction_at

@@ -6,7 +6,7 @@ the model computes what it always computes, bit for bit, and show it to a listen
 backend's place. The listener is kept apart for each thread: a model that another thread runs meanwhile runs
 as ever.
 
-This file and ``capture.py`` are the only ones that know how transformers calls attention.
+This file, ``capture.py`` and ``recording.py`` are the only ones that know how transformers calls attention.
 """
 
 from __future__ import annotations

@@ -8,11 +8,12 @@ from dataclasses import dataclass, field, fields, replace
 from torch import Tensor
 
 from probe import backend, query_key
-from probe.capture import Recording, encode_for, encode_targets, encode_tensors, record, tensors_for
+from probe.inputs import encode_for, encode_targets, encode_tensors, tensors_for
 from probe.kinds import sides, which_kind
 from probe.masking import MaskComparison, masks_of
 from probe.models import Model, resolve
 from probe.prediction import Prediction, predictions_of
+from probe.recording import Recording, record
 from probe.report import HeadCheck, Report
 from probe.tokens import Encoding, Text
 from probe.tracing import Trace, trace_of

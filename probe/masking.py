@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from attention import scaled_dot_product_attention
-from probe.capture import Recording, encode_for, record
+from probe.inputs import encode_for
 from probe.models import Model, resolve
 from probe.nonfinite import nonfinite
 from probe.precision import precise
+from probe.recording import Recording, record
 from probe.tokens import Span, Text
 from probe.visibility import allowed_keys
 

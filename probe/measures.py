@@ -15,9 +15,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from probe.capture import encode_for, watch
+from probe.capture import watch
 from probe.comparison import Comparison
 from probe.errors import ProbeError
+from probe.inputs import encode_for
 from probe.models import Model, resolve
 from probe.nonfinite import nonfinite
 from probe.tokens import Encoding, Span, Text

@@ -9,10 +9,11 @@ from typing import Any
 from torch import Tensor
 
 from attention import softmax
-from probe.capture import Recording, encode_for, record
 from probe.errors import ProbeError
+from probe.inputs import encode_for
 from probe.models import Model, resolve
 from probe.nonfinite import nonfinite
+from probe.recording import Recording, record
 from probe.tokens import Encoding, Text, visible
 
 

@@ -56,9 +56,9 @@ from torch import Tensor
 
 from attention import attention_by_loops
 from probe import backend
-from probe.capture import batch_inputs, batches, encode_tensors, memory_explained, unfit_explained
 from probe.errors import ProbeError
 from probe.expected import expected, keeps_float64
+from probe.inputs import batch_inputs, batches, encode_tensors, memory_explained, unfit_explained
 from probe.kinds import sides
 from probe.measuring import (
     compare_maps,

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import transformers
 
-from probe.capture import cuts
+from probe.inputs import cuts
 from probe.models import Model
 from probe.nonfinite import nonfinite
 from probe.tokens import Encoding, Text

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from probe import backend
-from probe.capture import batch_inputs, cuts, encode_for, encode_targets
+from probe.inputs import batch_inputs, cuts, encode_for, encode_targets
 from probe.models import Model, resolve
 from probe.nonfinite import nonfinite
 from probe.tokens import Text

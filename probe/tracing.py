@@ -11,11 +11,12 @@ import transformers
 from torch import Tensor
 
 from attention import rotary_angles, rotate, scaled_dot_product_attention, softmax
-from probe.capture import Recording, encode_for, record
 from probe.errors import ProbeError
 from probe.families import Projection, Site
+from probe.inputs import encode_for
 from probe.models import Model, resolve
 from probe.nonfinite import nonfinite
+from probe.recording import Recording, record
 from probe.report import finite
 from probe.tokens import Text, visible
 from probe.visibility import allowed_keys

@@ -20,8 +20,8 @@ from torch import Tensor
 from attention import MultiHeadAttention, attention_by_loops, combine_masks, padding_mask
 from attention.modules import MultiHeadSteps
 from probe import query_key
-from probe.capture import LayerRecord, Recording, batches, encode_all, encode_targets, record, tensors_for
 from probe.families import Site
+from probe.inputs import batches, encode_all, encode_targets, tensors_for
 from probe.measuring import (
     Places,
     compare_maps,
@@ -36,6 +36,7 @@ from probe.measuring import (
 )
 from probe.models import Model, resolve
 from probe.precision import precise
+from probe.recording import LayerRecord, Recording, record
 from probe.report import FROM_WEIGHTS, Cell, Findings, HeadCheck, LayerCheck, Report
 from probe.tokens import Encoding, Text
 from probe.visibility import allowed_keys

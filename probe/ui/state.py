@@ -22,11 +22,11 @@ from typing import Any
 import torch
 
 import probe
-from probe.capture import Recording
 from probe.errors import Surface
 from probe.hub import download
 from probe.masking import rerun_masked
 from probe.models import available, is_here
+from probe.recording import Recording
 from probe.tokens import Text
 from probe.ui import limits
 

@@ -19,7 +19,7 @@ import probe
 import tiny
 from probe import Ablation, Model, ProbeError, ablation
 from probe.ablation import Change
-from probe.capture import batch_inputs, encode_for
+from probe.inputs import batch_inputs, encode_for
 
 TEXT = "The little girl went to the garden, and the little girl went to the"
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import probe
-from probe.capture import encode_for
 from probe.csv_tables import map_csv, table_csv
+from probe.inputs import encode_for
 from probe.words import group_words, single_tokens
 
 FORMULA_STARTS = tuple("=+-@\t\r\n＝＋－＠")

@@ -15,8 +15,9 @@ import probe
 import tiny
 from attention import rotary_frequencies
 from probe import Model, ProbeError
-from probe.capture import encode_for, record
 from probe.families import FAMILIES
+from probe.inputs import encode_for
+from probe.recording import record
 
 TEXTS = [STORY[:150], "The cat sat on the mat.", "Lily and Tom went to the park, and it was warm."]
 FLOAT32, FLOAT64 = 2e-6, 1e-12

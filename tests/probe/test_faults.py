@@ -25,9 +25,9 @@ import probe
 import tiny
 from attention import rotate, sliding_window_mask
 from probe import Model, Report, verification
-from probe.capture import LayerRecord
 from probe.families import FAMILIES, Site
 from probe.families import site as family_site
+from probe.recording import LayerRecord
 
 TEXT = (
     "Once upon a time there was a little girl named Lily who lived near a big green forest. One day she "

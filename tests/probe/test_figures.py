@@ -26,7 +26,6 @@ from transformers import MistralConfig, MistralModel
 
 import probe
 from probe import figures
-from probe.capture import encode_for
 from probe.figures import (
     draw_comparison,
     draw_errors,
@@ -36,6 +35,7 @@ from probe.figures import (
     draw_texts,
     figure_bytes,
 )
+from probe.inputs import encode_for
 from probe.words import Words, group_words, single_tokens
 
 REPEATED = "the cat and the dog and the cat"

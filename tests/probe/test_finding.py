@@ -14,10 +14,10 @@ from transformers import MistralConfig, MistralModel
 from typer.testing import CliRunner
 
 import probe
-from probe.capture import encode_for
 from probe.cli import app
 from probe.comparison import compare
 from probe.finding import HeadLink, _Search, find_heads, find_heads_of, locate, matches
+from probe.inputs import encode_for
 from probe.tables import found_table
 
 TROPHY = "The trophy doesn't fit in the suitcase because it is too big."

@@ -22,9 +22,9 @@ from transformers import (
 from typer.testing import CliRunner
 
 import probe
-from probe.capture import encode_for, record
 from probe.cli import app
 from probe.comparison import compare, comparison_of
+from probe.inputs import encode_for
 from probe.measures import (
     MEASURES,
     HeadMeasure,
@@ -40,6 +40,7 @@ from probe.measures import (
     weight_on_first,
     weight_on_special,
 )
+from probe.recording import record
 
 REPEATED = "the cat and the dog and the cat and the dog"
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import probe
-from probe.capture import encode_for
 from probe.comparison import compare
+from probe.inputs import encode_for
 from probe.texts import TextMap, _compared, align, compare_texts, compare_texts_of
 
 COFFEE, LAPTOP = "this coffee is great", "my laptop just died, great"

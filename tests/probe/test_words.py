@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import probe
-from probe.capture import encode_for
+from probe.inputs import encode_for
 from probe.tokens import Encoding
 from probe.words import Words, group_words, single_tokens, token_parts
 
