@@ -1,14 +1,15 @@
-"""Pictures of every view for the README and the documentation: light, dark and on a phone.
+"""Pictures of every view: the light ones for the README, by hand also the dark ones and those of a phone.
 
-    python scripts/screenshots.py [folder] [model]
+    python scripts/screenshots.py [--out FOLDER] [--kinds light dark phone] [--model MODEL]
 
-Needs playwright and an installed Chromium or Chrome. Writes ``docs/images/<view>-<kind>.png`` by default. The
-view of models with an encoder and a decoder needs one that is on this machine (google-t5/t5-small, say, or a
-folder); without it that view is left out.
+Needs playwright and an installed Chromium or Chrome. Writes ``<view>-<kind>.png``. The view of models with an
+encoder and a decoder needs one that is on this machine (google-t5/t5-small, say, or a folder); without it that
+view is left out.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import shutil
 import sys
@@ -44,14 +45,17 @@ def picture(browser: Browser, address: str, view: str, kind: str, path: Path, mo
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "images")
+    parser.add_argument("--kinds", nargs="+", choices=list(KINDS), default=["light"])
+    parser.add_argument("--model", default="", help='for the view "Source and target"')
+    options = parser.parse_args()
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     sys.path.insert(0, str(ROOT))
     from probe.ui import build, launch_options
 
-    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "docs" / "images"
-    model = sys.argv[2] if len(sys.argv) > 2 else ""
-    folder.mkdir(parents=True, exist_ok=True)
+    options.out.mkdir(parents=True, exist_ok=True)
     program = next((path for name in BROWSERS if (path := shutil.which(name))), None)
     if program is None:
         raise SystemExit("No Chromium or Chrome is installed.")
@@ -59,10 +63,10 @@ def main() -> None:
     demo.queue().launch(prevent_thread_lock=True, quiet=True, **launch_options())
     with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu"])
-        for view in (*VIEWS, *([PAIR] if model else [])):
-            for kind in KINDS:
-                path = folder / f"{view}-{kind}.png"
-                picture(browser, demo.local_url, view, kind, path, model)
+        for view in (*VIEWS, *([PAIR] if options.model else [])):
+            for kind in options.kinds:
+                path = options.out / f"{view}-{kind}.png"
+                picture(browser, demo.local_url, view, kind, path, options.model)
                 print(path)
         browser.close()
     demo.close()
