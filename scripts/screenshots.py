@@ -2,9 +2,9 @@
 
     python scripts/screenshots.py [--out FOLDER] [--kinds light dark phone] [--model MODEL]
 
-Needs playwright and an installed Chromium or Chrome. Writes ``<view>-<kind>.png``. The view of models with an
-encoder and a decoder needs one that is on this machine (google-t5/t5-small, say, or a folder); without it that
-view is left out.
+Needs playwright and an installed Chromium or Chrome. Writes ``<view>-<kind>.png``. The view of models with
+an encoder and a decoder needs one that is on this machine (google-t5/t5-small, say, or a folder); without it
+that view is left out.
 """
 
 from __future__ import annotations
