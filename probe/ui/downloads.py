@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import probe
+from attention.examples import DRAW_A_MAP, THE_CAT_SAT_ON, MaskedScores, ProjectedSentence
 from probe import (
     Ablation,
     Comparison,
@@ -32,7 +33,7 @@ from probe import (
 )
 from probe.formats import FORMATS, formats_of
 from probe.results import Result
-from probe.ui import effect, heads, masks, sentences, source_target, widgets
+from probe.ui import effect, heads, learn, masks, sentences, source_target, widgets
 from probe.ui.state import STORE, Half, Screen, explain
 
 MAX_BYTES = 25_000_000
@@ -75,8 +76,27 @@ class Offer:
         return tuple(name for name in formats_of(self.kind) if not (whole and FORMATS[name].one_head))
 
 
-def offers(screen: Screen) -> list[Offer]:
+@dataclass(frozen=True)
+class WorkedExample:
+    """An example of the course as a workbook that computes: of no model, so nothing is made again."""
+
+    key: str
+    label: str
+    name: str
+    example: ProjectedSentence | MaskedScores
+    formats = ("xlsx",)
+
+
+_WORKED = [
+    WorkedExample("draw-a-map", 'worked example "draw a map"', "draw-a-map", DRAW_A_MAP),
+    WorkedExample("the-cat-sat-on", 'worked example "The cat sat on"', "the-cat-sat-on", THE_CAT_SAT_ON),
+]
+
+
+def offers(screen: Screen) -> list[Offer] | list[WorkedExample]:
     """What the view in sight has to offer."""
+    if screen.view == learn.ID:
+        return _WORKED
     if screen.view == source_target.ID:
         return list(_of_pair(screen))
     shown = screen.halves if screen.view in _OF_BOTH else (screen.halves[screen.focus.slot],)
@@ -191,7 +211,7 @@ def listing(screen: Screen) -> dict[str, Any]:
     }
 
 
-def write(offer: Offer, suffix: str) -> tuple[str, bytes]:
+def write(offer: Offer | WorkedExample, suffix: str) -> tuple[str, bytes]:
     """Name and content of a file; of a format whose manifest lies beside it both, in a ZIP archive.
 
     Raises
@@ -199,10 +219,13 @@ def write(offer: Offer, suffix: str) -> tuple[str, bytes]:
     ProbeError
         If the result can't be had in this format, or is too large.
     """
-    layer, head = offer.head or (None, None)
     with tempfile.TemporaryDirectory(prefix="attention-") as folder:
         path = Path(folder) / f"{offer.name}.{suffix}"
-        probe.export(offer.make(), path, layer=layer, head=head, model=offer.model)
+        if isinstance(offer, WorkedExample):
+            probe.to_workbook(offer.example, path)
+        else:
+            layer, head = offer.head or (None, None)
+            probe.export(offer.make(), path, layer=layer, head=head, model=offer.model)
         files = {file.name: file.read_bytes() for file in sorted(Path(folder).iterdir())}
     name, content = path.name, files[path.name]
     if len(files) > 1:
@@ -231,14 +254,15 @@ def answer(
     if offer is None or suffix not in offer.formats:
         yield None, widgets.progress("This is not on the page any more.", "gone")
         return
-    yield None, widgets.progress(f"Making {offer.label} again, and writing it …", "writing")
+    yield None, widgets.progress(f"Writing {offer.label} …", "writing")
     try:
         name, content = write(offer, str(suffix))
     except Exception as error:
         yield None, widgets.progress(explain(error), "refused")
         return
     file = {"widget": "file", "name": name, "content": base64.b64encode(content).decode()}
-    unpacked = "unpacked, " if name.endswith(".zip") else ""
-    size = f"{name}, {len(content) / 1e6:.2f} MB"
-    told = f"{size}. Whether its numbers hold: {unpacked}python -m probe reproduce FILE"
+    told = f"{name}, {len(content) / 1e6:.2f} MB."
+    if isinstance(offer, Offer):
+        unpacked = "unpacked, " if name.endswith(".zip") else ""
+        told += f" Whether its numbers hold: {unpacked}python -m probe reproduce FILE"
     yield file, widgets.progress(told, f"saved {name}")

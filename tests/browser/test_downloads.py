@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import openpyxl
 import pytest
 from browser.conftest import Visitor
 
 import probe
+from attention.examples import DRAW_A_MAP, THE_CAT_SAT_ON
 from probe.formats import formats_of
 from probe.page import read_page
 from probe.ui import downloads
@@ -59,6 +62,25 @@ def test_each_view_offers_what_it_shows(view: str) -> None:
     both = view in ("compare", "masks", "verify", "bertviz")
     assert len(offers) == (2 if both else 1) * len(of_gpt2)
     assert len({offer.key for offer in offers}) == len({offer.name for offer in offers}) == len(offers)
+
+
+def test_the_worked_examples_of_the_course(tmp_path: Path) -> None:
+    offers = downloads.offers(screen("learn"))
+    assert [offer.formats for offer in offers] == [("xlsx",)] * 2
+    for offer, block, numbers in (
+        (offers[0], "inputs", DRAW_A_MAP.encodings),
+        (offers[1], "scaled", THE_CAT_SAT_ON.scaled_scores),
+    ):
+        name, content = downloads.write(offer, "xlsx")
+        (tmp_path / name).write_bytes(content)
+        book = openpyxl.load_workbook(tmp_path / name)
+        ((sheet, area),) = book.defined_names[block].destinations
+        cells = book[sheet][area.replace("$", "")]
+        for row, expected in zip(cells, numbers, strict=True):
+            # What the example masks is left empty: the sheet after it masks by formula.
+            given = [None if number == -math.inf else number for number in expected]
+            assert [cell.value if cell.value else None for cell in row] == given
+        assert any(cell.data_type == "f" for row in book["weights"].iter_rows() for cell in row)
 
 
 CASES = [
