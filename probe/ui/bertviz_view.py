@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 import probe
+from probe.ui import widgets
 from probe.ui.figure import group_of, grouping
 from probe.ui.state import Asked, Half, Options, Screen, Session, digest, explain, look
 from probe.words import Words
@@ -336,7 +337,7 @@ class Bertviz:
             )
             self.frames = frames(f"{ID}-frames")
             # A drawing can be a megabyte: it is sent for another text, layer or kind, not at every look.
-            self.place: gr.State = gr.State(None)
+            self.place = widgets.watched_state()
         self.asks = [self.kind.input]
         self.place.change(
             self.draw,

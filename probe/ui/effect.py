@@ -233,8 +233,8 @@ class Effect:
                 )
             self.progress = widgets.widget(f"{ID}-progress")
             self.ranking = widgets.widget(f"{ID}-ranking")
-            self.place: gr.State = gr.State(None)
-            self.subject: gr.State = gr.State(None)
+            self.place = widgets.watched_state()
+            self.subject = widgets.watched_state()
         self.asks = [change.click, self.heads.submit, self.how.input]
         private: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}
         self.place.change(

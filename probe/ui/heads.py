@@ -264,9 +264,9 @@ class Heads:
                 )
                 self.rollout = figure_component(f"{ID}-rollout")
             # The maps can be megabytes: they are sent for another text or model, not for another head.
-            self.place: gr.State = gr.State(None)
+            self.place = widgets.watched_state()
             # The same with the words that are looked for.
-            self.sought: gr.State = gr.State(None)
+            self.sought = widgets.watched_state()
         words = self.words = [self.from_word, self.to_word, self.versus]
         self.asks = [self.find.click, *(word.submit for word in words)]
         drawn = self.place.change(self.draw, self.place, self.maps, concurrency_id=ID, **_DRAW)

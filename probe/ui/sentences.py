@@ -157,7 +157,7 @@ class Sentences:
                 with gr.Column(min_width=320):
                     second = figure_component(f"{ID}-b")
             self.figures = [first, second, figure_component(f"{ID}-both")]
-            self.place: gr.State = gr.State(None)
+            self.place = widgets.watched_state()
         self.asks = [start.click, *(text.submit for text in self.texts)]
         self.place.change(
             self.draw,

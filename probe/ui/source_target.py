@@ -315,7 +315,7 @@ class SourceTarget:
                     elem_classes="choice",
                 )
                 self.frames = bertviz_view.frames(f"{ID}-frames")
-            self.place: gr.State = gr.State(None)
+            self.place = widgets.watched_state()
         # In the order of the fields of ``Asked``.
         self.controls = [self.model, *self.texts, self.kind, self.layer, self.head, self.drawing]
         self.asks = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import gradio as gr
@@ -12,6 +13,19 @@ if (window.attentionWidget) begin();
 else document.addEventListener("attention-page-ready", begin, {once: true});
 /* events: 'select' */
 """
+
+
+def watched_state() -> gr.State:
+    """A state, None at first, whose changes something listens to.
+
+    Gradio keeps a state's value on the server and sends null for it. In a browser that holds nothing yet, the
+    first null counts as a change: every view would be asked to draw whenever the page is opened.
+    """
+    state = gr.State(None)
+    config = state.get_config
+    # None would be left out of what is sent; NaN arrives as null.
+    state.get_config = lambda: {**config(), "value": math.nan}  # type: ignore[method-assign]
+    return state
 
 
 def widget(elem_id: str) -> gr.HTML:

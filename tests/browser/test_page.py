@@ -60,6 +60,18 @@ def test_a_link_that_makes_no_sense_shows_the_nearest_thing(visitor: Visitor, qu
         assert visitor.page.locator("#layer-a input[type=number]").input_value() == "5"
 
 
+def test_opening_a_view_asks_for_no_other(visitor: Visitor) -> None:
+    asked: list[dict[str, Any]] = []
+    joined = "/gradio_api/queue/join"
+    visitor.page.on("request", lambda sent: asked.append(sent.post_data_json) if joined in sent.url else None)
+    visitor.open("masks")
+    visitor.page.wait_for_timeout(1000)
+    # Once because the page is there, and once more because a view is in sight, which is told of the first.
+    assert 1 <= len(asked) <= 4
+    # A view is drawn for a place: a state, whose value the browser does not know.
+    assert not [one for one in asked if one["data"] in ([None], [])][1:]
+
+
 def test_two_visitors_see_only_their_own(visit: Callable[..., Visitor]) -> None:
     one, two = visit(), visit()
     one.open()
