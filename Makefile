@@ -1,7 +1,7 @@
 # Needs Python 3.10 or later and make. Another Python: make PYTHON=python3.12 run
 PYTHON ?= python3
 VENV := .venv
-# Two processes: each begins at its own end of the tests, and takes from the other when it is through.
+# Two processes, half of the tests each; whichever is through takes from the end of the other's.
 PYTEST := $(VENV)/bin/python -m pytest -n 2 --dist worksteal
 PIP := $(VENV)/bin/python -m pip install --disable-pip-version-check -c constraints.txt
 

@@ -78,7 +78,8 @@ def scaled_dot_product_attention(
         a query can leave weight unused, and its row sums to less than 1 (Xiao et al. 2024, "Efficient
         Streaming Language Models with Attention Sinks", section 3).
     keep_steps : with False, scores, scaled and masked come back as None, and one matrix becomes each of them
-        and the weights in turn. Weights and output are the same numbers.
+        and the weights in turn, where no bias, softcap, half precision or gradient asks for another. Weights
+        and output are the same numbers.
 
     Returns
     -------
@@ -183,7 +184,7 @@ def _softmax(scores: Tensor, dim: int, overwrite: bool = False) -> Tensor:
 def _softmax_with_sinks(scores: Tensor, sinks: Tensor) -> Tensor:
     """Softmax over the keys and one score more, whose share nobody gets: (..., Tq, Tk) -> (..., Tq, Tk)."""
     sink = sinks.to(scores.dtype)[..., None, None].expand(*scores.shape[:-1], 1)  # (...) -> (..., Tq, 1)
-    return softmax(torch.cat([scores, sink], dim=-1), dim=-1)[..., :-1]
+    return _softmax(torch.cat([scores, sink], dim=-1), dim=-1, overwrite=True)[..., :-1]
 
 
 def naive_softmax(scores: Tensor, dim: int = -1) -> Tensor:

@@ -193,7 +193,7 @@ class Call:
 
 
 def _heads(tensor: Tensor, heads: list[int]) -> Tensor:
-    """Some heads of (B, H, ...): neighbours as a view, others as a copy."""
+    """Some heads of (B, H, ...), at least one, counted from 0: neighbours as a view, others as a copy."""
     first, last = heads[0], heads[-1]
     return tensor[:, first : last + 1] if heads == list(range(first, last + 1)) else tensor[:, heads]
 

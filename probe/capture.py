@@ -1,7 +1,8 @@
 """One forward pass of a model on its own backend, and the attention weights that were asked for.
 
-They are computed from the queries and keys that pass (``backend.py``), for the wanted heads and no others.
-Nothing is replaced, and afterwards the network is as it was.
+They are computed from the queries and keys that pass (``backend.py``), for the wanted heads and no others;
+where nothing can be listened to, they are those that the network returns. Nothing is replaced, and afterwards
+the network is as it was.
 """
 
 from __future__ import annotations

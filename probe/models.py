@@ -401,7 +401,7 @@ def _find(name: str) -> tuple[str, str, Path, str | None]:
 
 
 def _meant(name: str) -> str:
-    """A hint where a name is almost one: in capitals, its beginning only, or without its owner."""
+    """A hint where a name is almost one: mistyped, in capitals, its beginning only, or without its owner."""
     names = {known: known for known in (*DEFAULTS, *BUNDLED)}
     names |= {one: f"{owner}/{one}" for owner, ones in _OWNERS.items() for one in ones if one not in names}
     by_lower = {known.lower(): known for known in names}

@@ -202,11 +202,13 @@ def _found(screen: Screen, comparison: Comparison, offer: Callable[..., Offer]) 
 
 def listing(screen: Screen) -> dict[str, Any]:
     """The offers as data for ``assets/downloads.js``."""
+    found = offers(screen)
+    again = any(isinstance(offer, Offer) for offer in found)
     return {
         "widget": "downloads",
+        "title": "Download, with everything needed to make it again" if again else "Download",
         "offers": [
-            {"key": offer.key, "label": offer.label, "formats": list(offer.formats)}
-            for offer in offers(screen)
+            {"key": offer.key, "label": offer.label, "formats": list(offer.formats)} for offer in found
         ],
     }
 

@@ -72,7 +72,7 @@ def attend(
 
 
 def verify(
-    texts: list[str], model: str = "bert", dtype: str = "float32", truncate: bool = False
+    texts: list[str] | str, model: str = "bert", dtype: str = "float32", truncate: bool = False
 ) -> dict[str, Any]:
     """Recompute every head of a model from scratch on one or more texts, and report the differences.
 

@@ -64,6 +64,17 @@ def test_each_view_offers_what_it_shows(view: str) -> None:
     assert len({offer.key for offer in offers}) == len({offer.name for offer in offers}) == len(offers)
 
 
+def test_the_course_gives_a_worked_example(visitor: Visitor, tmp_path: Path) -> None:
+    page = visitor.page
+    page.goto(f"{visitor.address}?view=learn")
+    page.get_by_text("Download", exact=True).click()
+    with page.expect_download() as download:
+        page.get_by_role("button", name='Download worked example "draw a map" as XLSX').click()
+    download.value.save_as(tmp_path / download.value.suggested_filename)
+    book = openpyxl.load_workbook(tmp_path / "draw-a-map.xlsx")
+    assert "weights" in book.defined_names
+
+
 def test_the_worked_examples_of_the_course(tmp_path: Path) -> None:
     offers = downloads.offers(screen("learn"))
     assert [offer.formats for offer in offers] == [("xlsx",)] * 2
@@ -77,9 +88,8 @@ def test_the_worked_examples_of_the_course(tmp_path: Path) -> None:
         ((sheet, area),) = book.defined_names[block].destinations
         cells = book[sheet][area.replace("$", "")]
         for row, expected in zip(cells, numbers, strict=True):
-            # What the example masks is left empty: the sheet after it masks by formula.
-            given = [None if number == -math.inf else number for number in expected]
-            assert [cell.value if cell.value else None for cell in row] == given
+            # What the example masks is 0 on this sheet: the one after it masks by formula.
+            assert [cell.value for cell in row] == [0 if x == -math.inf else x for x in expected]
         assert any(cell.data_type == "f" for row in book["weights"].iter_rows() for cell in row)
 
 

@@ -9,6 +9,7 @@ from functools import partial
 
 import pytest
 from browser.conftest import Visitor
+from playwright.sync_api import expect
 
 import probe
 from probe.ui.effect import HOW, read_heads
@@ -145,6 +146,7 @@ def test_a_ranking_goes_when_it_is_about_something_else(visitor: Visitor) -> Non
     rows = page.locator("#effect-ranking tbody tr")
     how = page.locator("#effect-how label", has_text=HOW["mean"])
     other_model = page.locator("#effect-models").get_by_role("button").first
+    shown_model = page.locator("#effect-models button[aria-pressed=true]")
     for change in (
         partial(visitor.run, "The cat sat on", "effect-figure"),
         partial(visitor.wait_for_new, "effect-figure", how.click),
@@ -159,6 +161,8 @@ def test_a_ranking_goes_when_it_is_about_something_else(visitor: Visitor) -> Non
         change()
         rows.first.wait_for(state="detached")
         assert (page.locator("#effect-progress").text_content() or "").strip() == ""
+        other = change.args[-1] == other_model.click
+        expect(shown_model).to_contain_text("MiniLM" if other else "gpt2")
 
 
 def test_small_screen_and_dark(visit: Callable[..., Visitor]) -> None:

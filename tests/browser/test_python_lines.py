@@ -60,8 +60,8 @@ def test_compare(visitor: Visitor, query: dict[str, str]) -> None:
 
 @pytest.mark.parametrize(
     "query",
-    [{"mask": "everywhere", "second": "And that was it."}, {"text": LONG, "cut": "yes"}],
-    ids=["everywhere", "cut"],
+    [{}, {"mask": "everywhere", "second": "And that was it.", "text": LONG, "cut": "yes"}],
+    ids=["plain", "everywhere, pair, cut"],
 )
 def test_masks(visitor: Visitor, query: dict[str, str]) -> None:
     visitor.open("masks", **query)
@@ -80,10 +80,10 @@ def test_masks(visitor: Visitor, query: dict[str, str]) -> None:
 @pytest.mark.parametrize(
     "query",
     [
-        {"second": "And that was it.", "aq": "20"},
-        {"text": LONG, "cut": "yes", "on": "b", "bq": "255"},
+        {"aq": "7"},
+        {"second": "And that was it.", "text": LONG, "cut": "yes", "on": "b", "bq": "255"},
     ],
-    ids=["pair", "cut"],
+    ids=["plain", "pair, cut"],
 )
 def test_steps(visitor: Visitor, query: dict[str, str]) -> None:
     visitor.open("steps", **query)
@@ -99,7 +99,7 @@ def test_steps(visitor: Visitor, query: dict[str, str]) -> None:
         assert number(shown[4]) == pytest.approx(float(trace.weights[key]), rel=1e-6)
 
 
-@pytest.mark.parametrize("query", [{"second": "And that was it."}, {"text": LONG, "cut": "yes"}])
+@pytest.mark.parametrize("query", [{}, {"second": "And that was it.", "text": LONG, "cut": "yes"}])
 def test_verify(visitor: Visitor, query: dict[str, str]) -> None:
     visitor.open("verify", **query)
     for figure, report in zip(

@@ -260,13 +260,14 @@ def test_a_space_has_no_such_view(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_cannot_be_shown_is_said(visitor: Visitor) -> None:
-    visitor.open("source-target", pair="facebook/bart-base")
+    hostile = "<img src=x onerror=alert(1)>"
+    for model, problem in (("facebook/bart-base", "is not on this machine"), (hostile, hostile)):
+        visitor.open("source-target", pair=model)
+        expect(visitor.page.locator("#source-target .af-notice")).to_contain_text(problem)
     box, notice = (visitor.page.locator(it) for it in ("#pair-model input", "#source-target .af-notice"))
-    expect(notice).to_contain_text("is not on this machine")
     for model, problem in (
         ("bert", "has no decoder beside an encoder"),
         ("no such folder", "no such folder"),
-        ("<img src=x onerror=alert(1)>", "<img src=x onerror=alert(1)>"),
     ):
         box.fill(model)
         box.press("Enter")

@@ -7,7 +7,7 @@
     if (!value.offers.length) { element.replaceChildren(); return; }
     const details = make("details", "pg-code");
     details.open = Boolean(element.querySelector("details[open]"));
-    details.append(make("summary", "", "Download, with everything needed to make it again"));
+    details.append(make("summary", "", value.title));
     const list = make("ul", "dl-list");
     for (const offer of value.offers) {
       const line = make("li", "");
