@@ -15,9 +15,10 @@ from playwright.sync_api import Frame, Locator
 
 import probe
 from probe.ui.bertviz_view import NUMBERS, SHAPES, Plan, drawing, plan
-from probe.ui.state import DEFAULT_TEXT
+from probe.ui.state import DEFAULT_HEADS, DEFAULT_TEXT
 
 MODELS = ("bert", "gpt2")
+LAYERS = [layer for layer, _ in DEFAULT_HEADS]
 BOTH_NEW = """
     old => {
         const cards = [...document.querySelectorAll("#bertviz-frames section")];
@@ -75,7 +76,7 @@ def lines(inside: Frame, within: str) -> list[float]:
 
 
 def test_head_view_holds_the_weights_of_the_chosen_layer(drawn: Visitor) -> None:
-    for slot, name, layer in ((0, "bert", 3), (1, "gpt2", 4)):
+    for slot, name, layer in ((0, "bert", LAYERS[0]), (1, "gpt2", LAYERS[1])):
         comparison = probe.compare(name, DEFAULT_TEXT)
         heads, length = comparison.model.num_heads, len(comparison.encoding)
         inside = frame(drawn, slot)
@@ -209,7 +210,7 @@ def test_the_frame_can_reach_neither_page_nor_network(drawn: Visitor) -> None:
 
 def test_a_long_text_is_drawn_in_part_and_says_why(visitor: Visitor) -> None:
     draw(visitor, text=" ".join(["the old cat sat on a warm mat and slept"] * 20))
-    for slot, layer, heads, tokens in ((0, 3, 12, 202), (1, 4, 6, 200)):
+    for slot, layer, heads, tokens in ((0, LAYERS[0], 12, 202), (1, LAYERS[1], 6, 200)):
         notice = card(visitor, slot).locator(".af-notice").text_content() or ""
         assert f"Only layer {layer} is drawn" in notice and f"Of its {tokens} tokens" in notice
         assert f"{3 * heads * tokens**2:,} shapes" in notice

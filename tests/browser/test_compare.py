@@ -10,7 +10,7 @@ from browser.conftest import Visitor
 
 import probe
 from probe.ui.colors import STEPS, WEIGHT
-from probe.ui.state import DEFAULT_TEXT
+from probe.ui.state import DEFAULT_HEADS, DEFAULT_TEXT
 from probe.words import group_words
 
 REPEATED = "the cat and the dog and the cat"
@@ -35,7 +35,8 @@ def test_page_opens_with_a_result_of_both_models(look: Callable[..., Visitor]) -
 
 
 @pytest.mark.parametrize(
-    ("figure", "model", "layer", "head"), [("compare-a", "bert", 3, 1), ("compare-b", "gpt2", 4, 5)]
+    ("figure", "model", "layer", "head"),
+    [("compare-a", "bert", *DEFAULT_HEADS[0]), ("compare-b", "gpt2", *DEFAULT_HEADS[1])],
 )
 def test_numbers_under_the_pointer_are_the_toolkits(
     look: Callable[..., Visitor], figure: str, model: str, layer: int, head: int
@@ -133,7 +134,8 @@ def test_hidden_special_tokens_are_not_renormalised(visitor: Visitor) -> None:
 def test_words_instead_of_tokens(visitor: Visitor) -> None:
     text = "Unbelievably, the photosynthesizing begonias flourished."
     visitor.open(text=text, words="yes")
-    for figure, model, layer, head in (("compare-a", "bert", 3, 1), ("compare-b", "gpt2", 4, 5)):
+    for slot, model, (layer, head) in zip("ab", ("bert", "gpt2"), DEFAULT_HEADS, strict=True):
+        figure = f"compare-{slot}"
         comparison = probe.compare(model, text)
         words = group_words(comparison.encoding)
         assert visitor.figure(figure).tokens == list(words.labels)

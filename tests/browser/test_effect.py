@@ -13,7 +13,7 @@ from playwright.sync_api import expect
 
 import probe
 from probe.ui.effect import HOW, read_heads
-from probe.ui.state import DEFAULT_TEXT
+from probe.ui.state import DEFAULT_HEADS, DEFAULT_TEXT
 
 
 def number(text: str) -> float:
@@ -22,10 +22,11 @@ def number(text: str) -> float:
 
 def test_a_head_of_a_model_that_predicts_words(visitor: Visitor) -> None:
     visitor.open("effect", on="b")
-    result = probe.ablate("gpt2", DEFAULT_TEXT, [(4, 5)])
+    place = DEFAULT_HEADS[1]
+    result = probe.ablate("gpt2", DEFAULT_TEXT, [place])
     drawn = visitor.figure("effect-figure")
     assert drawn.root.locator(".af-subtitle").text_content() == result.summary
-    weights = probe.attend("gpt2", DEFAULT_TEXT, [(4, 5)]).weights(4, 5)
+    weights = probe.attend("gpt2", DEFAULT_TEXT, [place]).weights(*place)
     for query, key in ((13, 12), (6, 4), (17, 0)):
         read = drawn.point(query, key)
         assert number(read["weight"]) == pytest.approx(float(weights[query, key]), abs=1e-6)

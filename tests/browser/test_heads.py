@@ -13,7 +13,7 @@ from playwright.sync_api import Locator
 import probe
 from probe.measures import MEASURES
 from probe.page import compact
-from probe.ui.state import DEFAULT_TEXT, Asked
+from probe.ui.state import DEFAULT_HEADS, DEFAULT_TEXT, Asked
 
 
 def number(text: str) -> float:
@@ -144,7 +144,8 @@ def test_the_other_model(visitor: Visitor) -> None:
     switch = visitor.page.locator("#heads-models").get_by_role("button", name="gpt2-stories")
     visitor.wait_for_new("heads-maps", switch.click)
     assert visitor.page.locator("#heads-maps .hd-title").text_content() == "All 36 heads of gpt2-stories"
-    assert visitor.page.locator(".hd-one h3").text_content() == "layer 4, head 5"
+    layer, head = DEFAULT_HEADS[1]
+    assert visitor.page.locator(".hd-one h3").text_content() == f"layer {layer}, head {head}"
     click_head(visitor, 1, 3)
     visitor.page.wait_for_function("document.querySelector('#layer-b input[type=number]').value === '1'")
     assert visitor.page.locator("#head-b input[type=number]").input_value() == "3"

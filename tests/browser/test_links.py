@@ -10,7 +10,7 @@ from browser.conftest import Visitor
 
 import probe
 from probe.ui import links
-from probe.ui.state import DEFAULT_TEXT, Asked, Focus, Screen, Session, look
+from probe.ui.state import DEFAULT_HEADS, DEFAULT_TEXT, Asked, Focus, Screen, Session, look
 
 PAIR = ("The bank of the river is muddy.", 'The "bank" took my money & left.')
 OWN = Asked(*PAIR, "big", "suitcase", "", "mean", "4.5, 2", "model")
@@ -86,7 +86,7 @@ def test_the_link_of_two_sentences(visit: Callable[..., Visitor], capsys: pytest
     for letter, text in zip("ab", PAIR, strict=True):
         first.page.locator(f"#pair-{letter} textarea").fill(text)
     first.wait_for_new("sentences-both", first.page.locator("#pair-run").click)
-    result = probe.compare_texts("gpt2", *PAIR, 4, 5)
+    result = probe.compare_texts("gpt2", *PAIR, *DEFAULT_HEADS[1])
     first.page.wait_for_url("**one=**")
     second = visit()
     second.page.goto(first.page.url)

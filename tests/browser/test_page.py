@@ -16,7 +16,7 @@ from playwright.sync_api import Page
 
 import probe
 from probe.ui.limits import MAX_CHARACTERS
-from probe.ui.state import DEFAULT_TEXT
+from probe.ui.state import DEFAULT_HEADS, DEFAULT_TEXT
 from probe.words import group_words
 from tiny import GPT2_STORIES
 
@@ -110,7 +110,8 @@ def test_a_text_that_is_too_long_is_cut_in_the_views(visitor: Visitor) -> None:
     visitor.wait_for_new("compare-b", page.locator("#truncate input").check)
     page.wait_for_url("**cut=yes**")
     assert page.locator("#compare-b .af-notice").text_content() == cut
-    weights = probe.attend("gpt2", text, [(4, 5)], truncate=True).weights(4, 5)
+    place = DEFAULT_HEADS[1]
+    weights = probe.attend("gpt2", text, [place], truncate=True).weights(*place)
     page.locator("#compare-b .af-chip").nth(255).click()
     key = int(weights[255].argmax())
     assert float(visitor.figure("compare-b").point(255, key)["model"]) == pytest.approx(

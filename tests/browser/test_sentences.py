@@ -9,7 +9,7 @@ from browser.conftest import Visitor
 
 import probe
 from probe.ui.limits import MAX_CHARACTERS
-from probe.ui.state import Asked
+from probe.ui.state import DEFAULT_HEADS, Asked
 
 DEFAULT_PAIR = (Asked.first, Asked.second)
 
@@ -24,7 +24,9 @@ def type_pair(visitor: Visitor, first: str, second: str) -> None:
     visitor.wait_for_new("sentences-a", visitor.page.locator("#pair-run").click)
 
 
-@pytest.mark.parametrize(("slot", "name", "layer", "head"), [("a", "bert", 3, 1), ("b", "gpt2", 4, 5)])
+@pytest.mark.parametrize(
+    ("slot", "name", "layer", "head"), [("a", "bert", *DEFAULT_HEADS[0]), ("b", "gpt2", *DEFAULT_HEADS[1])]
+)
 def test_both_maps_and_what_changes(visitor: Visitor, slot: str, name: str, layer: int, head: int) -> None:
     visitor.open("sentences", on=slot)
     result = probe.compare_texts(name, *DEFAULT_PAIR, layer, head)

@@ -13,7 +13,7 @@ import torch
 from browser.conftest import Visitor
 
 import probe
-from probe.ui.state import DEFAULT_TEXT
+from probe.ui.state import DEFAULT_HEADS, DEFAULT_TEXT
 
 
 def number(text: str) -> float:
@@ -30,7 +30,8 @@ def test_masks_of_this_layer_and_of_the_whole_model(visitor: Visitor) -> None:
 
 
 def check_masks(visitor: Visitor, whole_model: bool) -> None:
-    for figure, model, layer, head in (("masks-a", "bert", 3, 1), ("masks-b", "gpt2", 4, 5)):
+    for slot, model, (layer, head) in zip("ab", ("bert", "gpt2"), DEFAULT_HEADS, strict=True):
+        figure = f"masks-{slot}"
         result = probe.compare_masks(model, DEFAULT_TEXT, layer, head, whole_model=whole_model)
         drawn = visitor.figure(figure)
         for query, key in ((0, 0), (11, 2), (2, 11), (5, 4)):
@@ -49,10 +50,11 @@ def check_masks(visitor: Visitor, whole_model: bool) -> None:
 
 def test_steps(visitor: Visitor) -> None:
     visitor.open("steps", on="b", bq="9")
-    trace = probe.trace("gpt2", DEFAULT_TEXT, 4, 5, 9)
+    layer, head = DEFAULT_HEADS[1]
+    trace = probe.trace("gpt2", DEFAULT_TEXT, layer, head, 9)
     page = visitor.page
     assert page.locator(".st-where").text_content() == (
-        f"{trace.model_name}, layer 4, head 5: the row of query {trace.tokens[9]}9"
+        f"{trace.model_name}, layer {layer}, head {head}: the row of query {trace.tokens[9]}9"
     )
     rows = page.locator(".st-table").first.locator("tbody tr")
     assert rows.count() == len(trace.tokens)
@@ -218,4 +220,4 @@ def test_figures_are_saved(look: Callable[..., Visitor], tmp_path: Path, kind: s
         for row in rows:
             query, key = int(row["query"]), int(row["key"])
             assert (row["query label"], row["key label"]) == (tokens[query], tokens[key])
-            assert float(row["model"]) == float(comparison.from_model(4, 5)[query, key])
+            assert float(row["model"]) == float(comparison.from_model(*DEFAULT_HEADS[1])[query, key])
