@@ -845,7 +845,7 @@ def test_refusals(results: dict[str, Any], tmp_path: Path, gpt2: Model) -> None:
         (results["run"], "x.png", {"layer": 1}, "together"),
         (results["run"], "x.png", {"layer": 9, "head": 0}, "not in this run"),
         (results["masks"], "x.png", {"layer": 1, "head": 1}, "has its own"),
-        ([1], "x.json", {}, "A list can't be exported"),
+        ([1], "x.json", {}, "What is of type list can't be exported"),
         (results["run"], "missing/x.json", {}, "can't be written"),
     ]
     for result, name, chosen, message in cases:
