@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import probe
-from probe.ui.figure import Panel, difference_range, figure_component, forbidden, message, token_figure
+from probe.ui.figure import badge, both_and_difference, figure_component, forbidden, message, token_figure
 from probe.ui.state import Half, Screen
 
 ID, LABEL = "compare", "Compare"
@@ -42,34 +42,11 @@ def describe(screen: Screen, half: Half) -> dict[str, Any]:
     return token_figure(
         model.name,
         encoding,
-        [
-            Panel(
-                "From scratch",
-                "from scratch",
-                ours,
-                masked=masked,
-                note=f"computed here {comparison.report.check}, step by step",
-            ),
-            Panel(
-                "The model's own",
-                "model",
-                theirs,
-                masked=masked,
-                note="what the model computed in its forward pass",
-            ),
-            Panel(
-                "Absolute difference",
-                "difference",
-                (ours - theirs).abs(),
-                "difference",
-                ends=difference_range(comparison.report),
-                note="logarithmic scale",
-            ),
-        ],
+        both_and_difference(comparison.report, ours, theirs, masked),
         options=screen.options,
         query=half.shown_query,
         subtitle=" · ".join([where, f"{len(encoding)} tokens", model.source]),
-        badge=(f"{'agrees' if agrees else 'differs'}: at most {worst:.1e}", "good" if agrees else "bad"),
+        badge=badge(agrees, worst),
         notice=notice(screen, half),
         remarks=predictions(comparison),
         stamp=screen.stamp(half),

@@ -85,6 +85,39 @@ def difference_range(report: Report) -> tuple[float, float]:
     return 10.0 ** (top - 5), 10.0**top
 
 
+def both_and_difference(report: Report, ours: Tensor, theirs: Tensor, masked: Tensor | None) -> list[Panel]:
+    """The panels of a map from scratch, the model's own, and how far they are apart."""
+    return [
+        Panel(
+            "From scratch",
+            "from scratch",
+            ours,
+            masked=masked,
+            note=f"computed here {report.check}, step by step",
+        ),
+        Panel(
+            "The model's own",
+            "model",
+            theirs,
+            masked=masked,
+            note="what the model computed in its forward pass",
+        ),
+        Panel(
+            "Absolute difference",
+            "difference",
+            (ours - theirs).abs(),
+            "difference",
+            ends=difference_range(report),
+            note="logarithmic scale",
+        ),
+    ]
+
+
+def badge(agrees: bool, worst: float) -> tuple[str, str]:
+    """Whether such maps agree, and how far they are apart at most."""
+    return f"{'agrees' if agrees else 'differs'}: at most {worst:.1e}", "good" if agrees else "bad"
+
+
 def forbidden(
     comparison: Comparison, heads: Iterable[tuple[int, int]], kind: str | None = None
 ) -> Tensor | None:

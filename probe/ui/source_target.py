@@ -13,8 +13,8 @@ import probe
 from probe import Comparison, Report, Run
 from probe.ui import bertviz_view, limits, verify, widgets
 from probe.ui.figure import (
-    Panel,
-    difference_range,
+    badge,
+    both_and_difference,
     figure_component,
     forbidden,
     grouping,
@@ -111,38 +111,12 @@ def picture(place: Place, comparison: Comparison) -> dict[str, Any]:
     return token_figure(
         model.name,
         queries,
-        [
-            Panel(
-                "From scratch",
-                "from scratch",
-                ours,
-                masked=masked,
-                note="computed here from the model's queries and keys",
-            ),
-            Panel(
-                "The model's own",
-                "model",
-                theirs,
-                masked=masked,
-                note="what the model computed in its forward pass",
-            ),
-            Panel(
-                "Absolute difference",
-                "difference",
-                (ours - theirs).abs(),
-                "difference",
-                ends=difference_range(comparison.report),
-                note="logarithmic scale",
-            ),
-        ],
+        both_and_difference(comparison.report, ours, theirs, masked),
         options=place.options,
         query=_marked(queries.special),
         keys=None if queries is keys else keys,
         subtitle=f"{check.place} · {_counted(comparison)} · {model.source}",
-        badge=(
-            f"{'agrees' if check.passed else 'differs'}: at most {check.max_abs_error:.1e}",
-            "good" if check.passed else "bad",
-        ),
+        badge=badge(check.passed, check.max_abs_error),
         stamp=place.stamp(),
         label=f"Attention weights of {model.name}, {check.place}: from scratch, the model's own and their "
         "difference. Rows are queries, columns are keys.",
