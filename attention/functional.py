@@ -88,7 +88,8 @@ def scaled_dot_product_attention(
     Raises
     ------
     ValueError : if shapes don't fit, naming them, or if ``dropout_p`` isn't between 0 and 1.
-    TypeError : if ``mask`` isn't bool, or ``bias`` isn't floating.
+    TypeError : if query, key and value aren't of one floating dtype, ``mask`` isn't bool, or ``bias`` isn't
+        floating.
 
     References
     ----------
@@ -283,6 +284,12 @@ def _check(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, bias: Tensor | None, sinks: Tensor | None
 ) -> None:
     """Refuse what doesn't fit before anything is computed, naming the shapes."""
+    dtypes = {query.dtype, key.dtype, value.dtype}
+    # under autocast torch brings them to one dtype itself
+    alike = len(dtypes) == 1 or torch.is_autocast_enabled(query.device.type)
+    if not alike or not all(dtype.is_floating_point for dtype in dtypes):
+        got = f"{query.dtype}, {key.dtype}, {value.dtype}"
+        raise TypeError(f"query, key and value must be of one floating dtype; got {got}")
     shapes = f"query {tuple(query.shape)}, key {tuple(key.shape)}, value {tuple(value.shape)}"
     if min(query.dim(), key.dim(), value.dim()) < 2:
         raise ValueError(f"query, key and value must be (..., positions, width); got {shapes}")

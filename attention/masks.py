@@ -32,6 +32,10 @@ def causal_mask(
     -------
     (num_queries, num_keys), bool, True = may attend.
 
+    Raises
+    ------
+    ValueError : if a number of positions isn't one.
+
     References
     ----------
     Vaswani et al. 2017, "Attention Is All You Need", section 3.2.3.
@@ -41,9 +45,8 @@ def causal_mask(
     >>> causal_mask(2, 4).int().tolist()
     [[1, 1, 1, 0], [1, 1, 1, 1]]
     """
-    if num_keys is None:
-        num_keys = num_queries
-    everything = torch.ones(num_queries, num_keys, dtype=torch.bool, device=device)
+    num_keys = num_queries if num_keys is None else num_keys
+    everything = _everything(num_queries, num_keys, device)
     own_key = num_keys - num_queries  # the diagonal on which a query meets the key of its own position
     return everything.tril(own_key)
 
@@ -73,7 +76,7 @@ def sliding_window_mask(
 
     Raises
     ------
-    ValueError : if ``window`` is less than 1.
+    ValueError : if ``window`` is less than 1, or a number of positions isn't one.
 
     References
     ----------
@@ -88,10 +91,17 @@ def sliding_window_mask(
     if window < 1:
         raise ValueError(f"window must be at least 1, the position itself; got {window}")
     num_keys = num_queries if num_keys is None else num_keys
-    everything = torch.ones(num_queries, num_keys, dtype=torch.bool, device=device)
+    everything = _everything(num_queries, num_keys, device)
     own_key = num_keys - num_queries  # as above
     furthest = own_key if causal else own_key + window - 1
     return everything.tril(furthest).triu(own_key - window + 1)  # without what is window or more away
+
+
+def _everything(num_queries: int, num_keys: int, device: torch.device | str | None) -> Tensor:
+    for count in (num_queries, num_keys):
+        if not isinstance(count, int | torch.SymInt) or count < 0:
+            raise ValueError(f"a number of positions is a whole number, not negative; got {count!r}")
+    return torch.ones(num_queries, num_keys, dtype=torch.bool, device=device)
 
 
 def padding_mask(attention_mask: Tensor) -> Tensor:

@@ -25,7 +25,8 @@ def encode_all(
     """Tokenise one text or a list of them; an error names the text it is about."""
     if isinstance(text_or_texts, (str, tuple)):
         return [encode_for(model, text_or_texts, truncate=truncate)]
-    if not isinstance(text_or_texts, Sequence) or not text_or_texts:
+    given_bytes = isinstance(text_or_texts, bytes | bytearray)
+    if given_bytes or not isinstance(text_or_texts, Sequence) or not text_or_texts:
         given = "an empty list" if text_or_texts == [] else f"of type {type(text_or_texts).__name__}"
         raise ProbeError(f"Give a text or a list of texts; this is {given}.")
     encodings = []

@@ -177,7 +177,7 @@ class LookUp:
     parts : the pairs of letters that names are compared by.
     likeness : (keys,), from 0 to 1: dot products of vectors of length 1.
     weights : (keys,), the share of each key.
-    best : index of the likeliest key.
+    best : index of the key most alike.
     mixed : the values mixed by their weights.
     """
 

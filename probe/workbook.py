@@ -55,13 +55,20 @@ def to_workbook(
     Raises
     ------
     ProbeError
-        If there are more than ``MAX_TOKENS`` tokens, a number is NaN or infinite, which a spreadsheet can't
-        hold, or the file can't be written.
+        If it is of nothing of the kind, there are more than ``MAX_TOKENS`` tokens, a number is NaN or
+        infinite, which a spreadsheet can't hold, or the file can't be written.
     """
     if isinstance(what, Trace):
         what = what.numbers
-    elif not isinstance(what, HeadNumbers):
+    elif isinstance(what, ProjectedSentence | MaskedScores):
         what = _numbers_of(what)
+    elif not isinstance(what, HeadNumbers):
+        raise ProbeError(
+            f"A workbook is made of a trace or of a worked example, not of type {type(what).__name__}: "
+            "probe.trace gives one."
+        )
+    if Path(path).suffix.lower() != ".xlsx":
+        raise ProbeError(f'A workbook is an .xlsx file, and "{path}" has another ending.')
     return save(Path(path), workbook_bytes(what))
 
 

@@ -147,7 +147,7 @@ class Page:
 
     def shared(self, screen: Screen) -> dict[str, Any]:
         """The value of ``self.share``."""
-        return widgets.share(links.query(screen), links.python(screen))
+        return widgets.share(links.query(screen), links.python(screen), links.left_out(screen))
 
     def everything(self, screen: Screen) -> list[Any]:
         """Values for the sliders, with their ranges, the verdict and ``self.shown``."""

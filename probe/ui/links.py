@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 import probe
-from probe.ui import limits, source_target
+from probe.ui import learn, limits, source_target
 from probe.ui.bertviz_view import KINDS
 from probe.ui.compare import AVERAGES
 from probe.ui.effect import HOW, chosen_heads, how_of
@@ -148,10 +148,21 @@ def query(screen: Screen) -> str:
     return "?" + urlencode(parts, errors="replace")
 
 
+def left_out(screen: Screen) -> str:
+    """What of this screen is too long for its address, as a sentence; empty if nothing is."""
+    session, asked = screen.session, screen.asked
+    texts = [session.text, session.second, *(str(value) for value in asdict(asked).values())]
+    if all(len(text) <= MAX_LINKED for text in texts):
+        return ""
+    return f"A text of more than {MAX_LINKED} characters is not part of the link."
+
+
 def python(screen: Screen) -> str:
     """Lines that compute, with the toolkit, what this screen shows."""
     if screen.view == source_target.ID:
         return source_target.python(screen.place(screen.asked))
+    if screen.view == learn.ID:
+        return ""  # its examples are its own, and of no model
     lines = ["import probe", ""]
     halves = [screen.halves[screen.focus.slot]] if screen.view in _ONE else screen.halves
     for half in halves:

@@ -77,6 +77,12 @@ def code(lines: str) -> dict[str, Any]:
     return {"widget": "code", "title": "This check in Python", "code": lines}
 
 
-def share(query: str, lines: str) -> dict[str, Any]:
-    """The address of this view and the lines of Python that reproduce it."""
-    return {"widget": "share", "title": "This view in Python", "query": query, "code": lines}
+def share(query: str, lines: str, left_out: str) -> dict[str, Any]:
+    """The address of this view, what is not in it, and the lines of Python that reproduce the view."""
+    return {
+        "widget": "share",
+        "title": "This view in Python",
+        "query": query,
+        "code": lines,
+        "left_out": left_out,
+    }

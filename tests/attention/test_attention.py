@@ -245,6 +245,21 @@ class _MapsMade(TorchDispatchMode):
         return result
 
 
+@pytest.mark.parametrize("dtypes", [(torch.half, torch.float32), (torch.int64, torch.int64)])
+def test_dtypes_that_dont_go_together_are_named(dtypes):
+    query, key, value = draw(2, 3)
+    with pytest.raises(TypeError, match=f"of one floating dtype; got {dtypes[0]}, {dtypes[1]}"):
+        scaled_dot_product_attention(query.to(dtypes[0]), key.to(dtypes[1]), value.to(dtypes[1]))
+
+
+def test_autocast_may_bring_dtypes_together():
+    query, key, value = (tensor.float() for tensor in draw(2, 3))
+    with torch.autocast("cpu", torch.bfloat16):
+        output = scaled_dot_product_attention(query.bfloat16(), key, value).output
+    expected = scaled_dot_product_attention(query, key, value).output
+    torch.testing.assert_close(output.float(), expected, rtol=0.05, atol=0.05)
+
+
 class TestLeavingStepsOut:
     mask = causal_mask(5, 7)
 

@@ -160,3 +160,12 @@ def test_masks_are_made_on_the_device_asked_for():
     assert sliding_window_mask(3, window=2, device="meta").is_meta
     assert additive_mask(causal_mask(3, device="meta")).is_meta
     assert combine_masks(causal_mask(3, device="meta"), causal_mask(3, device="meta")).is_meta
+
+
+@pytest.mark.parametrize("count", [2.5, -1, "3", None])
+def test_what_is_no_number_of_positions_is_refused(count):
+    with pytest.raises(ValueError, match="a number of positions is a whole number"):
+        causal_mask(4, count) if count is not None else causal_mask(count)
+    if count is not None:
+        with pytest.raises(ValueError, match="a number of positions is a whole number"):
+            sliding_window_mask(count, window=2)

@@ -71,6 +71,8 @@ def test_every_step_opens_with_formulas_and_something_to_try(learner: Visitor) -
             assert part.locator(".katex .katex-html").count() >= 1
             assert "$" not in (part.locator(".prose.learn-text").inner_text())
         assert learner.page.locator(".learn-part:visible").count() == 1
+        expect(learner.page.locator("#learn-previous")).to_be_enabled(enabled=chapter is not CHAPTERS[0])
+        expect(learner.page.locator("#learn-next")).to_be_enabled(enabled=chapter is not CHAPTERS[-1])
 
 
 def test_only_the_first_step_comes_with_the_page(visitor: Visitor) -> None:
@@ -154,7 +156,7 @@ def test_inputs_are_still_there_on_the_way_back(visitor: Visitor) -> None:
     expect(shown(visitor, "shares")).to_contain_text("The scores sum to 0, and nothing can be divided by 0.")
     visitor.page.locator("#learn-next").click()
     shown(visitor, "no-weights").wait_for()
-    visitor.page.locator("#learn-back").click()
+    visitor.page.locator("#learn-previous").click()
     shown(visitor, "shares").wait_for()
     assert visitor.page.locator("#learn-shares-scores").locator("textarea, input").input_value() == "1 -1"
     expect(shown(visitor, "shares")).to_contain_text("The scores sum to 0, and nothing can be divided by 0.")

@@ -378,3 +378,7 @@ def test_too_many_tokens_and_bad_paths_are_refused(gpt2: Model, tmp_path: Path) 
         to_workbook(probe.trace(gpt2, long_text(gpt2, MAX_TOKENS + 2), 0, 0, 0), tmp_path / "book.xlsx")
     with pytest.raises(ProbeError, match="can't be written"):
         to_workbook(DRAW_A_MAP, tmp_path / "missing" / "book.xlsx")
+    with pytest.raises(ProbeError, match=r'an \.xlsx file, and ".*book\.txt" has another ending'):
+        to_workbook(DRAW_A_MAP, tmp_path / "book.txt")
+    with pytest.raises(ProbeError, match="not of type Run: "):
+        to_workbook(probe.attend(gpt2, "a cat"), tmp_path / "book.xlsx")  # type: ignore[arg-type]

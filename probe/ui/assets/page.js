@@ -100,23 +100,28 @@
   /* Lines of Python, to copy or to read, after other buttons. */
   const code = (element, value, trigger, ...buttons) => {
     const open = Boolean(element.querySelector("details[open]"));
-    if (!value.code) { element.replaceChildren(); return; }
+    if (!value.code && !buttons.length) { element.replaceChildren(); return; }
     const box = make("div", "pg-share");
     const bar = make("div", "pg-actions");
-    bar.append(...buttons, copyButton("Copy as Python", () => value.code));
-    const details = make("details", "pg-code");
-    details.open = open;
-    details.append(make("summary", "", value.title));
-    const lines = make("pre", "", value.code);
-    lines.tabIndex = 0;
-    details.append(lines);
-    box.append(bar, details);
+    bar.append(...buttons);
+    box.append(bar);
+    if (value.code) {
+      bar.append(copyButton("Copy as Python", () => value.code));
+      const details = make("details", "pg-code");
+      details.open = open;
+      details.append(make("summary", "", value.title));
+      const lines = make("pre", "", value.code);
+      lines.tabIndex = 0;
+      details.append(lines);
+      box.append(details);
+    }
     element.replaceChildren(box);
   };
 
   const share = (element, value, trigger) => {
     history.replaceState(history.state, "", location.pathname + value.query + location.hash);
-    code(element, value, trigger, copyButton("Copy link", () => location.href));
+    const note = value.left_out ? [make("span", "pg-note", value.left_out)] : [];
+    code(element, value, trigger, copyButton("Copy link", () => location.href), ...note);
   };
 
   window.attentionParts = { make, copyButton, saveButton };

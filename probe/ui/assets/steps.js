@@ -220,7 +220,7 @@
         `scaled = dot product × ${digits(trace.scale)} · the mask lets this query see ${value.mask} · exponential = exp(after the mask − ${digits(trace.maximum)}) · ` +
         `their sum = ${digits(trace.exponential_sum)} · weight = exponential ÷ sum`,
         side,
-        make("p", "st-check", `Largest difference from the model's own row: ${trace.max_abs_error.toExponential(2)}`)),
+        make("p", "st-check", `These steps are computed in float64. Largest difference from the model's own row: ${trace.max_abs_error.toExponential(2)}`)),
       step(4, "Context vector", `the values, weighted and added up: ${size} numbers`, mixing,
         folded("Show the whole context vector", () => vector(trace.context, "Context vector"))),
       step(5, "This head's share of the output",

@@ -122,14 +122,16 @@ class Learn:
             )
             self.parts = [_Part(i, chapter) for i, chapter in enumerate(CHAPTERS)]
             with gr.Row(elem_id="learn-turn"):
-                back = gr.Button("Back", size="sm", scale=0, min_width=120, elem_id="learn-back")
+                back = gr.Button(
+                    "Back", size="sm", scale=0, min_width=120, interactive=False, elem_id="learn-previous"
+                )
                 on = gr.Button(
                     "Next step", variant="primary", size="sm", scale=0, min_width=120, elem_id="learn-next"
                 )
         self._fill_first()
         everything = [field for part in self.parts for field in part.fields]
         shown = [self.step, *(part.column for part in self.parts)]
-        shown += [output for part in self.parts for output in part.outputs]
+        shown += [*(output for part in self.parts for output in part.outputs), back, on]
         self.step.input(partial(self.turn, 0), [self.step, *everything], shown, **_LIGHT)
         for button, by in ((back, -1), (on, 1)):
             button.click(partial(self.turn, by), [self.step, *everything], shown, **_LIGHT).then(
@@ -156,7 +158,8 @@ class Learn:
             end = start + len(part.fields)
             updates += part.show(*values[start:end]) if i == chosen else [gr.skip()] * len(part.outputs)
             start = end
-        return updates
+        ends = gr.Button(interactive=chosen > 0), gr.Button(interactive=chosen < len(CHAPTERS) - 1)
+        return [*updates, *ends]
 
     @property
     def outputs(self) -> list[Any]:

@@ -39,7 +39,7 @@ def _look_up(query: str, guests: str, sharpness: float) -> Shown:
     best = rooms[result.best][0]
     return Shown(
         table("The guests", ["value: room", "likeness to the query", "weight"], rows)
-        + says(f"Strict look-up: the likeliest key is {names[result.best]}, so the answer is room {best:g}.")
+        + says(f"Strict look-up: the key most alike is {names[result.best]}, so the answer is room {best:g}.")
         + says(f"Attention: all rooms, mixed by their weights, give {number(result.mixed, 1)}.")
     )
 
