@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import probe
+from probe import Prediction
 from probe.ui.figure import badge, both_and_difference, figure_component, forbidden, message, token_figure
 from probe.ui.state import Half, Screen
 
@@ -81,9 +82,13 @@ def predictions(comparison: probe.Comparison) -> list[str]:
     sentences = []
     for prediction in comparison.predictions:
         place = "next token" if comparison.model.causal else f"token {prediction.position}"
-        words = ", ".join(f"{word.strip() or word} {share:.1%}" for word, share in prediction.candidates)
-        sentences.append(f"Predicted {place}: {words}")
+        sentences.append(f"Predicted {place}: {candidates(prediction)}")
     return sentences
+
+
+def candidates(prediction: Prediction) -> str:
+    """The likeliest words and their shares; in quotes, as a comma is a word too."""
+    return ", ".join(f'"{word.strip() or word}" {share:.1%}' for word, share in prediction.candidates)
 
 
 class Compare:

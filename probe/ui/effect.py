@@ -11,10 +11,11 @@ import gradio as gr
 import torch
 
 import probe
-from probe import Ablation, Comparison, Prediction, Ranking
+from probe import Ablation, Comparison, Ranking
 from probe.ablation import How
 from probe.capture import check_heads
 from probe.ui import limits, widgets
+from probe.ui.compare import candidates
 from probe.ui.figure import Panel, figure_component, forbidden, message, token_figure
 from probe.ui.heads import models, no_ranking, ranking
 from probe.ui.state import Asked, Half, Place, Screen, explain
@@ -155,16 +156,12 @@ def outcome(comparison: Comparison, result: Ablation) -> list[str]:
     for change in result.changes[:MAX_PLACES]:
         where = "next token" if comparison.model.causal else f"token {change.position}"
         lines += [
-            f"Predicted {where}, as it is: {_words(change.before)}",
-            f"Predicted {where}, changed: {_words(change.after)}",
+            f"Predicted {where}, as it is: {candidates(change.before)}",
+            f"Predicted {where}, changed: {candidates(change.after)}",
         ]
     if len(result.changes) > MAX_PLACES:
         lines.append(f"And {len(result.changes) - MAX_PLACES} more places.")
     return [*lines, f"Largest change of a logit there: {result.logit_change:.3g}"]
-
-
-def _words(prediction: Prediction) -> str:
-    return ", ".join(f"{word.strip() or word} {share:.1%}" for word, share in prediction.candidates)
 
 
 def listing(result: Ranking, unit: str, stamp: str) -> dict[str, Any]:

@@ -93,7 +93,7 @@ def picture(reports: Reports, stamp: str, chosen: tuple[int, int] | None, note: 
                 errors,
                 "difference",
                 ends=difference_range(loosest),
-                note=f"tolerance {loosest.tolerance:.1e}{note}",
+                note=f"each has a tolerance of its own, at most {loosest.tolerance:.1e}{note}",
             )
         ],
         notice=_cuts(reports),

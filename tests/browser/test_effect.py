@@ -35,7 +35,7 @@ def test_a_head_of_a_model_that_predicts_words(visitor: Visitor) -> None:
     (change,) = result.changes
     for line, prediction in zip(told[1:3], (change.before, change.after), strict=True):
         for word, share in prediction.candidates:
-            assert f"{word.strip() or word} {share:.1%}" in line
+            assert f'"{word.strip() or word}" {share:.1%}' in line
     assert told[3] == f"Largest change of a logit there: {result.logit_change:.3g}"
     largest = float(weights[1:].max())
     assert told[0].startswith("Weight is not effect: ")
