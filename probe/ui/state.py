@@ -33,7 +33,7 @@ from probe.ui import limits
 DEFAULT_TEXT = "The trophy doesn't fit in the suitcase because it is too big."
 DEFAULT_QUERY = "it"
 DEFAULT_MODELS = ("bert", "gpt2")
-DEFAULT_HEADS = ((3, 1), (4, 5))
+DEFAULT_HEADS = ((3, 1), (3, 5))
 """Two heads that show something: one finds what a pronoun stands for, one looks at the token before."""
 KEPT_BYTES = 512 * 2**20
 """Memory for kept results; at least the newest one is kept, whatever its size."""
