@@ -118,7 +118,7 @@ def scaled_dot_product_attention(
 
     # each row becomes shares of a whole
     if sinks is None:
-        weights = _softmax(masked, dim=-1, overwrite=not keep_steps)
+        weights = softmax(masked, dim=-1, overwrite=not keep_steps)
     else:
         weights = _softmax_with_sinks(masked, sinks)
     if dropout_p != 0.0:
@@ -132,7 +132,7 @@ def scaled_dot_product_attention(
     return AttentionSteps(scores, scaled, masked, weights, output)
 
 
-def softmax(scores: Tensor, dim: int = -1) -> Tensor:
+def softmax(scores: Tensor, dim: int = -1, *, overwrite: bool = False) -> Tensor:
     """Turn scores into shares that are never negative and sum to 1: exponentiate, then divide by the sum.
 
     The largest score along ``dim`` is subtracted first. That cancels in the division, and keeps every
@@ -142,6 +142,7 @@ def softmax(scores: Tensor, dim: int = -1) -> Tensor:
     ----------
     scores : any shape, floating. float16 and bfloat16 are computed in float32 and rounded once, at the end.
     dim : the dimension along which the shares sum to 1.
+    overwrite : the scores aren't needed any more, and their memory may be used.
 
     Returns
     -------
@@ -164,11 +165,6 @@ def softmax(scores: Tensor, dim: int = -1) -> Tensor:
     """
     if not scores.is_floating_point():
         raise TypeError(f"softmax takes floating-point scores; got {scores.dtype}")
-    return _softmax(scores, dim)
-
-
-def _softmax(scores: Tensor, dim: int, overwrite: bool = False) -> Tensor:
-    """:func:`softmax`; with ``overwrite`` the scores' own memory is used, and they are lost."""
     if scores.size(dim) == 0:
         return scores.clone()  # no keys, no shares
     wide = scores.to(torch.promote_types(scores.dtype, torch.float32))
@@ -185,7 +181,7 @@ def _softmax(scores: Tensor, dim: int, overwrite: bool = False) -> Tensor:
 def _softmax_with_sinks(scores: Tensor, sinks: Tensor) -> Tensor:
     """Softmax over the keys and one score more, whose share nobody gets: (..., Tq, Tk) -> (..., Tq, Tk)."""
     sink = sinks.to(scores.dtype)[..., None, None].expand(*scores.shape[:-1], 1)  # (...) -> (..., Tq, 1)
-    return _softmax(torch.cat([scores, sink], dim=-1), dim=-1, overwrite=True)[..., :-1]
+    return softmax(torch.cat([scores, sink], dim=-1), dim=-1, overwrite=True)[..., :-1]
 
 
 def naive_softmax(scores: Tensor, dim: int = -1) -> Tensor:

@@ -20,10 +20,12 @@ from attention.examples import DRAW_A_MAP, THE_CAT_SAT_ON
 from probe.formats import formats_of
 from probe.page import read_page
 from probe.ui import downloads
-from probe.ui.state import Asked, Focus, Options, Screen, Session, look
+from probe.ui.state import DEFAULT_HEADS, Asked, Focus, Options, Screen, Session, look
 
 TEXT = "draw a map of it"
 ASKED = Asked("this coffee is great", "my laptop died, great", "it", "map", "draw")
+HEAD = "layer {}, head {}".format(*DEFAULT_HEADS[1])
+NAMED = HEAD.replace(", ", "-").replace(" ", "-")
 KINDS = {
     "compare": [probe.Comparison, probe.Run],
     "masks": [probe.MaskComparison],
@@ -196,11 +198,11 @@ def save(visitor: Visitor, label: str, folder: Path) -> Path:
 def test_what_is_saved_is_what_is_shown(visitor: Visitor, tmp_path: Path) -> None:
     visitor.open(text=TEXT)
     read = visitor.figure("compare-b").point(3, 2)["model"]
-    path = save(visitor, "Download gpt2-stories, layer 4, head 5 as JSON", tmp_path)
-    assert path.name == "gpt2-stories-layer-4-head-5-comparison.json"
+    path = save(visitor, f"Download gpt2-stories, {HEAD} as JSON", tmp_path)
+    assert path.name == f"gpt2-stories-{NAMED}-comparison.json"
     assert probe.reproduce(path).holds
     numbers = json.loads(path.read_text("utf-8"))["numbers"]
-    assert numbers["model_layer_4_head_5"][3][2] == pytest.approx(float(read), abs=1e-6)
+    assert numbers[f"model_{NAMED.replace('-', '_')}"][3][2] == pytest.approx(float(read), abs=1e-6)
     told = visitor.page.locator("#download-progress [data-painted^=saved]")
     told.wait_for()
     assert path.name in (told.text_content() or "")
@@ -210,8 +212,8 @@ def test_the_workbook_of_the_steps(visitor: Visitor, tmp_path: Path) -> None:
     import openpyxl
 
     visitor.open("steps", text=TEXT, on="b", bq="3")
-    path = save(visitor, "Download gpt2-stories, layer 4, head 5, query 3 as XLSX", tmp_path)
-    assert path.name == "gpt2-stories-layer-4-head-5-query-3-steps.xlsx"
+    path = save(visitor, f"Download gpt2-stories, {HEAD}, query 3 as XLSX", tmp_path)
+    assert path.name == f"gpt2-stories-{NAMED}-query-3-steps.xlsx"
     assert probe.reproduce(path).holds
     book = openpyxl.load_workbook(path)
     ((sheet, area),) = book.defined_names["weights"].destinations
@@ -245,17 +247,17 @@ def test_each_visitor_gets_their_own(visit: Callable[..., Visitor], tmp_path: Pa
         visitor.open("masks", text=texts[name])
         (tmp_path / name).mkdir()
     for name, visitor in visitors.items():
-        path = save(visitor, "Download gpt2-stories, layer 4, head 5 as JSON", tmp_path / name)
+        path = save(visitor, f"Download gpt2-stories, {HEAD} as JSON", tmp_path / name)
         assert json.loads(path.read_text("utf-8"))["manifest"]["texts"] == [texts[name]]
     # another text, and the same button gives the new one; the old one isn't saved a second time
     one = visitors["one"]
     one.run("rain fell", "masks-a")
-    path = save(one, "Download gpt2-stories, layer 4, head 5 as JSON", tmp_path / "one")
+    path = save(one, f"Download gpt2-stories, {HEAD} as JSON", tmp_path / "one")
     assert json.loads(path.read_text("utf-8"))["manifest"]["texts"] == ["rain fell"]
 
 
 TYPED = {
-    "sentences": ("pair-a", "rain fell", "gpt2-stories, layer 4, head 5"),
+    "sentences": ("pair-a", "rain fell", f"gpt2-stories, {HEAD}"),
     "effect": ("effect-heads", "9.9", "gpt2-stories, heads 3.2: switched off: zeros"),
     "heads": ("to-word", "draw", "gpt2-stories, heads that link it and map"),
 }

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -277,7 +278,10 @@ def test_our_softmax_over_the_wrong_axis(
     checked: dict[str, Model], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sound = attention.functional.softmax
-    monkeypatch.setattr(attention.functional, "softmax", lambda scores, dim=-1: sound(scores, dim=-2))
+    transposed = partial(sound, dim=-2)
+    monkeypatch.setattr(
+        attention.functional, "softmax", lambda scores, dim, **more: transposed(scores, **more)
+    )
     report = check(checked[name])
     assert len(failed_heads(report)) == len(report.heads)
     assert all("weights" in failed for failed in failed_heads(report).values())
