@@ -1,16 +1,17 @@
 """What capturing attention costs, against the plain forward pass and eager's ``output_attentions=True``.
 
 One network of the size of the smallest GPT-2 (12 layers of 12 heads, width 768), with 2,048 positions and
-random weights. All cases are timed in turn in one process, and the median of the rounds counts; on a CPU the
-processor's time is taken, which depends less on what else the machine does. Memory is what a fresh process
-needs at its peak beyond what it had before the call.
+random weights. Each case has a fresh process: what another case has left to the allocator changes what this
+one costs, eager's by a third. Memory is what the process needs at its peak beyond what it had before the first
+call. Time is the median of the calls after that; on a CPU it is the processor's, which depends less on what
+else the machine does.
 
     python benchmarks/capture.py [--tokens 128 512 1024 2048] [--threads 1] [--device cpu]
     python benchmarks/capture.py --peers PYTHON
 
 ``PYTHON`` is that of another environment, in which TransformerLens or attnread are installed; they are timed
-there beside the same network's plain and eager forward pass, because each asks for versions of its own of
-torch and transformers.
+there in turn, in one process, beside the same network's plain and eager forward pass, because each asks for
+versions of its own of torch and transformers.
 """
 
 from __future__ import annotations
@@ -159,16 +160,17 @@ def check(hf: GPT2LMHeadModel, found: dict[str, Case]) -> float:
     return worst
 
 
-def megabytes(name: str, tokens: int, arguments: argparse.Namespace) -> float:
-    """The peak memory of one case in a process of its own, beyond what it had before."""
-    command = [sys.executable, __file__, "--only", name, "--tokens", str(tokens)]
+def alone(name: str, tokens: int, rounds: int, arguments: argparse.Namespace) -> tuple[float, float]:
+    """Seconds and megabytes of one case in a process of its own."""
+    command = [sys.executable, __file__, "--only", name, "--tokens", str(tokens), "--rounds", str(rounds)]
     command += ["--threads", str(arguments.threads), "--device", arguments.device]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
-    return float(json.loads(done.stdout.splitlines()[-1]))
+    seconds, megabytes = json.loads(done.stdout.splitlines()[-1])
+    return seconds, megabytes
 
 
-def only(name: str, tokens: int, device: str) -> float:
-    """``megabytes``, inside that process."""
+def only(name: str, tokens: int, rounds: int, device: str) -> tuple[float, float]:
+    """``alone``, inside that process."""
     hf = network(device)
     run(hf, name, cases(hf, 16)[name])  # what is imported and set up once is no cost of a call
     case = cases(hf, tokens)[name]
@@ -184,7 +186,7 @@ def only(name: str, tokens: int, device: str) -> float:
         result = case()
         peak = status("VmHWM")
     del result
-    return (peak - before) / 1e6
+    return statistics.median(run(hf, name, case) for _ in range(rounds)), (peak - before) / 1e6
 
 
 def status(field: str) -> int:
@@ -208,12 +210,13 @@ def measure(arguments: argparse.Namespace) -> list[tuple[str, ...]]:
     make = peer_cases if arguments.peer else cases
     rows: list[tuple[str, ...]] = [("Tokens", "Case", "Seconds", "of plain", "of eager", "MB", "of eager")]
     for tokens in arguments.tokens:
-        found = make(hf, tokens)
-        if not arguments.peer:
+        found, rounds = make(hf, tokens), arguments.rounds or ROUNDS.get(tokens, 3)
+        if arguments.peer:
+            seconds, memory = seconds_of(hf, found, rounds), {}
+        else:
             print(f"{tokens} tokens: captured weights differ by {check(hf, found):.1e}", file=sys.stderr)
-        seconds = seconds_of(hf, found, arguments.rounds or ROUNDS.get(tokens, 3))
-        with_memory = not (arguments.peer or arguments.no_memory)
-        memory = {name: megabytes(name, tokens, arguments) for name in found} if with_memory else {}
+            measured = {name: alone(name, tokens, rounds, arguments) for name in found}
+            seconds, memory = ({name: pair[i] for name, pair in measured.items()} for i in (0, 1))
         for name, taken in seconds.items():
             row = [f"{tokens:,}", name, f"{taken:.3f}"]
             row += [f"{taken / seconds[reference]:.2f}" for reference in (PLAIN, EAGER)]
@@ -229,7 +232,6 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, help="instead of 9, 5, 3 and 3")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--no-memory", action="store_true", help="only time")
     parser.add_argument(
         "--peers", metavar="PYTHON", help="time other libraries, in this Python's environment"
     )
@@ -238,7 +240,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     if arguments.only:
-        print(only(arguments.only, arguments.tokens[0], arguments.device))
+        print(json.dumps(only(arguments.only, arguments.tokens[0], arguments.rounds, arguments.device)))
         return
     if arguments.peers:
         options = [option for option in sys.argv[1:] if option not in ("--peers", arguments.peers)]
