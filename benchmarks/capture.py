@@ -1,10 +1,10 @@
 """What capturing attention costs, against the plain forward pass and eager's ``output_attentions=True``.
 
 One network of the size of the smallest GPT-2 (12 layers of 12 heads, width 768), with 2,048 positions and
-random weights. Each case has a fresh process: what another case has left to the allocator changes what this
-one costs, eager's by a third. Memory is what the process needs at its peak beyond what it had before the first
-call. Time is the median of the calls after that; on a CPU it is the processor's, which depends less on what
-else the machine does.
+random weights. Each case has a fresh process: what another case leaves to the allocator changes what this
+one costs, eager's by a third. Memory is what the process needs at its peak beyond what it had before the
+first call. Time is the median of the calls after that; on a CPU it is the processor's, which depends less on
+what else the machine does.
 
     python benchmarks/capture.py [--tokens 128 512 1024 2048] [--threads 1] [--device cpu]
     python benchmarks/capture.py --peers PYTHON
