@@ -255,6 +255,7 @@ def test_a_file_that_is_no_text(run: Run, tmp_path: Path) -> None:
         assert code == 2 and out == "" and message in err
 
 
+@pytest.mark.slow
 def test_truncate(run: Run) -> None:
     code, out, _ = run("attend", "gpt2", STORY * 20, "--truncate")
     assert code == 0 and "Cut to the first 256 of" in out

@@ -174,6 +174,7 @@ def test_a_download_that_takes_too_long_is_given_up(fake: FakeHub, monkeypatch: 
     wait_for(lambda: not fake.sending)
 
 
+@pytest.mark.slow
 def test_a_download_that_breaks_off(fake: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_DOWNLOAD_TIMEOUT", "1")
     fake.broken = True

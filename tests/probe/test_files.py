@@ -962,6 +962,7 @@ def test_a_model_whose_numbers_are_none(tiny_gpt2: Callable[..., Path], tmp_path
             assert again.manifest.passed is False and again.manifest.max_abs_error is None
 
 
+@pytest.mark.slow
 def test_an_encoder_with_a_decoder(tmp_path: Path) -> None:
     tokenizer = transformers.AutoTokenizer.from_pretrained(tiny.minilm_folder())
     config = transformers.T5Config(
@@ -1053,7 +1054,12 @@ def test_an_encoder_with_a_decoder(tmp_path: Path) -> None:
 # ---- in a spreadsheet program
 
 soffice = shutil.which("soffice")
-needs_libreoffice = pytest.mark.skipif(soffice is None, reason="needs LibreOffice: none on the PATH")
+
+
+def needs_libreoffice(test: Any) -> Any:
+    """A test that takes as long as LibreOffice does, and is skipped where there is none."""
+    reason = "needs LibreOffice: none on the PATH"
+    return pytest.mark.slow(pytest.mark.skipif(soffice is None, reason=reason)(test))
 
 
 def converted(paths: list[Path], folder: Path, *options: str) -> list[Path]:

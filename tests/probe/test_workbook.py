@@ -24,7 +24,13 @@ from probe import Model, ProbeError
 from probe.workbook import MAX_TOKENS, to_workbook
 
 soffice = shutil.which("soffice")
-needs_libreoffice = pytest.mark.skipif(soffice is None, reason="needs LibreOffice: none on the PATH")
+
+
+def needs_libreoffice(test: Any) -> Any:
+    """A test that takes as long as LibreOffice does, and is skipped where there is none."""
+    reason = "needs LibreOffice: none on the PATH"
+    return pytest.mark.slow(pytest.mark.skipif(soffice is None, reason=reason)(test))
+
 
 TEXT = "=1+1 said the girl"
 PLACE = {"bert": (3, 1), "gpt2": (4, 5)}
