@@ -4,25 +4,24 @@
 >>> print(probe.verify("gpt2", "The cat sat on the mat.").verdict)  # doctest: +SKIP
 """
 
-from probe.ablation import Ablation, Ranking, ablate, rank_heads
-from probe.capture import Run, attend
-from probe.comparison import Comparison, compare
+from probe.analyses.ablate import Ablation, Ranking, ablate, rank_heads
+from probe.analyses.checks.report import Cell, HeadCheck, LayerCheck, Report
+from probe.analyses.compare import Comparison, compare
+from probe.analyses.find import FoundHeads, find_heads
+from probe.analyses.masks import MaskComparison, compare_masks
+from probe.analyses.measures import HeadMeasures, Rollout, measure_heads, rollout
+from probe.analyses.predict import Prediction, Predictions, predict
+from probe.analyses.rerun import FromScratchRun, run_from_scratch
+from probe.analyses.texts import TextComparison, compare_texts
+from probe.analyses.trace import Trace, trace
+from probe.analyses.verify import verify
+from probe.display.workbook import to_workbook
 from probe.errors import ProbeError
-from probe.files import Reproduction, export, reproduce
-from probe.finding import FoundHeads, find_heads
-from probe.masking import MaskComparison, compare_masks
-from probe.measures import HeadMeasures, Rollout, measure_heads, rollout
-from probe.models import Model, load
-from probe.prediction import Prediction, Predictions, predict
-from probe.report import Cell, HeadCheck, LayerCheck, Report
-from probe.rerun import FromScratchRun, run_from_scratch
-from probe.texts import TextComparison, compare_texts
-from probe.tracing import Trace, trace
-from probe.verification import verify
-from probe.words import Words, group_words, single_tokens
-from probe.workbook import to_workbook
-
-__version__ = "0.1.0"
+from probe.files.export import Reproduction, export, reproduce
+from probe.models.loading import Model, load
+from probe.running.capture import Run, attend
+from probe.running.words import Words, group_words, single_tokens
+from probe.version import __version__ as __version__
 
 __all__ = [
     "Ablation",

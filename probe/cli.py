@@ -154,7 +154,7 @@ def attend(
 ) -> None:
     """Print one head's attention weights: a row for each query, a column for each key."""
     import probe
-    from probe.tables import weights_table
+    from probe.display.terminal import weights_table
 
     if all_heads and not as_json:
         raise typer.BadParameter("--all goes with --json.")
@@ -235,7 +235,7 @@ def heads(
 ) -> None:
     """Measure every head: entropy, distance, weight on the previous token, induction and more."""
     import probe
-    from probe.tables import measures_table
+    from probe.display.terminal import measures_table
 
     measures = probe.measure_heads(_load(model, device, dtype), _with(text, pair), truncate=truncate)
     shown = (measures.heads if sort is None else measures.ranked(sort))[:top]
@@ -262,7 +262,7 @@ def find(
 ) -> None:
     """Rank the heads by the weight that links two words of a text."""
     import probe
-    from probe.tables import found_table
+    from probe.display.terminal import found_table
 
     found = probe.find_heads(
         _load(model, device, dtype), _with(text, pair), from_word, to_word, versus, truncate=truncate
@@ -338,7 +338,7 @@ def export(
 ) -> None:
     """Write a result to a file that says where it comes from; reproduce makes it again."""
     import probe
-    from probe.formats import FORMATS
+    from probe.files.formats import FORMATS
 
     if head is not None and layer is None:
         raise typer.BadParameter("--head goes with --layer.")
@@ -391,8 +391,8 @@ def reproduce(
 @app.command()
 def models(as_json: AsJson = False) -> None:
     """List what the short and bundled names stand for on this machine."""
-    from probe.models import available
-    from probe.tables import models_table
+    from probe.display.terminal import models_table
+    from probe.models.loading import available
 
     rows = available()
     _print(rows if as_json else models_table(rows).rstrip())
@@ -400,7 +400,7 @@ def models(as_json: AsJson = False) -> None:
 
 def _load(name: str, device: str | None, dtype: str) -> Any:
     import probe
-    from probe.models import DTYPES
+    from probe.models.loading import DTYPES
 
     known: dict[str, Any] = {str(known).removeprefix("torch."): known for known in DTYPES}
     if dtype not in known:
@@ -433,7 +433,7 @@ def _print(result: Any) -> None:
     if isinstance(result, str):
         text = result
     else:
-        from probe.report import finite
+        from probe.analyses.checks.report import finite
 
         text = json.dumps(finite(result), ensure_ascii=False, allow_nan=False, indent=2)
     try:

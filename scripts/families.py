@@ -38,7 +38,8 @@ from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 import probe
-from probe import ProbeError, Report, backend
+from probe import ProbeError, Report
+from probe.models import backend
 
 README = Path(__file__).resolve().parent.parent / "README.md"
 BEGIN, END = "<!-- families: begin -->", "<!-- families: end -->"

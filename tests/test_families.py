@@ -8,7 +8,7 @@ import pytest
 import transformers
 
 from probe import Model, verify
-from probe.families import FAMILIES as DESCRIBED
+from probe.models.families import FAMILIES as DESCRIBED
 from scripts import families
 from scripts.families import FAMILIES, HEADINGS, README, Family, Row
 

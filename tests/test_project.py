@@ -245,7 +245,7 @@ class TestCommittedFiles:
 
 
 def test_the_versions_that_are_warned_about_are_those_outside_what_is_tested() -> None:
-    from probe.models import TESTED_TRANSFORMERS
+    from probe.models.loading import TESTED_TRANSFORMERS
 
     def pinned(file: str, operator: str) -> tuple[int, ...]:
         found = re.search(

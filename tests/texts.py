@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModel, AutoTokenizer
 
 from probe import Model
-from probe.tokens import Text
+from probe.running.tokens import Text
 
 STORY = (
     "Once upon a time there was a little girl named Lily who lived near a big green forest. One day she "

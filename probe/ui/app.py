@@ -11,7 +11,7 @@ from typing import Any
 import gradio as gr
 
 import probe
-from probe.hub import arrived
+from probe.models.hub import arrived
 from probe.ui import downloads, endpoints, limits, links, widgets
 from probe.ui.bertviz_view import Bertviz
 from probe.ui.compare import AVERAGES, Compare

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 import probe
+from probe.running.words import Words
 from probe.ui import widgets
 from probe.ui.figure import group_of, grouping
 from probe.ui.state import Asked, Half, Options, Screen, Session, digest, explain, look
-from probe.words import Words
 
 ID, LABEL = "bertviz", "bertviz"
 KINDS = {
@@ -185,7 +185,7 @@ def surroundings(_asked: list[Any]) -> dict[str, str]:
 @cache
 def _head() -> str:
     """A frame's rules, its style, the two libraries and what joins them to bertviz."""
-    files = [*ASSETS.iterdir(), ASSETS.parents[2] / "assets" / "bidi.js"]
+    files = [*ASSETS.iterdir(), ASSETS.parents[2] / "display" / "assets" / "bidi.js"]
     read = {file.name: file.read_text(encoding="utf-8") for file in files}
     scripts = "".join(
         f"<script>{read[name]}</script>"

@@ -12,8 +12,8 @@ import torch
 
 import probe
 from probe import Ablation, Comparison, Ranking
-from probe.ablation import How
-from probe.capture import check_heads
+from probe.analyses.ablate import How
+from probe.running.capture import check_heads
 from probe.ui import limits, widgets
 from probe.ui.compare import candidates
 from probe.ui.figure import Panel, figure_component, forbidden, message, token_figure

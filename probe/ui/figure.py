@@ -18,9 +18,9 @@ import numpy as np
 from torch import Tensor
 
 from probe import Comparison, MaskComparison, Report
-from probe.tokens import Encoding
+from probe.running.tokens import Encoding
+from probe.running.words import Words, group_words, single_tokens
 from probe.ui.state import Options
-from probe.words import Words, group_words, single_tokens
 
 _MOUNT = """
 const begin = () => window.attentionFigure(element, props, trigger, watch);

@@ -12,13 +12,13 @@ import numpy as np
 from torch import Tensor, nn
 
 from probe import Comparison, FoundHeads
-from probe.finding import find_heads_of
-from probe.measures import MEASURES, Rollout, measures_of, rollout_of
-from probe.page import PRECISION, compact
+from probe.analyses.find import find_heads_of
+from probe.analyses.measures import MEASURES, Rollout, measures_of, rollout_of
+from probe.display.page import PRECISION, compact
+from probe.running.words import Words
 from probe.ui import limits, widgets
 from probe.ui.figure import Panel, figure_component, forbidden, grouping, message, token_figure, word_mask
 from probe.ui.state import Asked, Place, Screen, explain
-from probe.words import Words
 
 ID, LABEL = "heads", "Heads"
 

@@ -10,7 +10,7 @@ import torch
 
 import probe
 from probe import Comparison, TextComparison
-from probe.texts import TextMap, compare_texts_of
+from probe.analyses.texts import TextMap, compare_texts_of
 from probe.ui import widgets
 from probe.ui.figure import Axis, Panel, figure, figure_component, forbidden, message, token_figure
 from probe.ui.heads import models

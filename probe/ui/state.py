@@ -22,12 +22,12 @@ from typing import Any
 import torch
 
 import probe
+from probe.analyses.masks import rerun_masked
 from probe.errors import Surface
-from probe.hub import download
-from probe.masking import rerun_masked
-from probe.models import available, is_here
-from probe.recording import Recording
-from probe.tokens import Text
+from probe.models.hub import download
+from probe.models.loading import available, is_here
+from probe.running.recording import Recording
+from probe.running.tokens import Text
 from probe.ui import limits
 
 DEFAULT_TEXT = "The trophy doesn't fit in the suitcase because it is too big."

@@ -143,7 +143,7 @@ def head() -> str:
     a media query would no longer find the outer containers.
     """
     scripts = [f"window.attentionPalette = {json.dumps(colors.palette())};"]
-    scripts.append((ASSETS.parent.parent / "assets" / "bidi.js").read_text(encoding="utf-8"))
+    scripts.append((ASSETS.parents[1] / "display" / "assets" / "bidi.js").read_text(encoding="utf-8"))
     scripts += [
         (ASSETS / name).read_text(encoding="utf-8")
         for name in ("export.js", "figure.js", "page.js", "heads.js", "downloads.js", "steps.js")

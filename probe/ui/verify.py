@@ -12,7 +12,7 @@ import torch
 
 import probe
 from probe import HeadCheck, Report
-from probe.report import FROM_WEIGHTS
+from probe.analyses.checks.report import FROM_WEIGHTS
 from probe.ui import limits, widgets
 from probe.ui.figure import Axis, Panel, difference_range, figure, figure_component, message
 from probe.ui.state import STORE, Screen, Session, explain, full_name

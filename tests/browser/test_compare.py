@@ -9,9 +9,9 @@ import torch
 from browser.conftest import Visitor
 
 import probe
+from probe.running.words import group_words
 from probe.ui.colors import STEPS, WEIGHT
 from probe.ui.state import DEFAULT_HEADS, DEFAULT_TEXT
-from probe.words import group_words
 
 REPEATED = "the cat and the dog and the cat"
 EMOJI = "🙂🙂 the trophy"

@@ -17,8 +17,8 @@ from browser.conftest import Visitor
 
 import probe
 from attention.examples import DRAW_A_MAP, THE_CAT_SAT_ON
-from probe.formats import formats_of
-from probe.page import read_page
+from probe.display.page import read_page
+from probe.files.formats import formats_of
 from probe.ui import downloads
 from probe.ui.state import DEFAULT_HEADS, Asked, Focus, Options, Screen, Session, look
 

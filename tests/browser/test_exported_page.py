@@ -13,7 +13,7 @@ from playwright.sync_api import Browser, Page
 
 import probe
 from probe import Model, Run
-from probe.page import MAX_CELLS, page_html, page_numbers, read_page
+from probe.display.page import MAX_CELLS, page_html, page_numbers, read_page
 
 HOSTILE = (
     "</script><script>document.title='caught'</script> <img src=x onerror=\"document.title='caught'\"> "

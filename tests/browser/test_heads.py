@@ -11,8 +11,8 @@ from browser.conftest import Visitor
 from playwright.sync_api import Locator
 
 import probe
-from probe.measures import MEASURES
-from probe.page import compact
+from probe.analyses.measures import MEASURES
+from probe.display.page import compact
 from probe.ui.state import DEFAULT_HEADS, DEFAULT_TEXT, Asked
 
 

@@ -15,9 +15,9 @@ from fake_hub import FakeHub, instead_of_the_hub
 from playwright.sync_api import Page
 
 import probe
+from probe.running.words import group_words
 from probe.ui.limits import MAX_CHARACTERS
 from probe.ui.state import DEFAULT_HEADS, DEFAULT_TEXT
-from probe.words import group_words
 from tiny import GPT2_STORIES
 
 HOSTILE = (
@@ -319,7 +319,7 @@ def test_a_link_downloads_nothing(visitor: Visitor, monkeypatch: pytest.MonkeyPa
     def refuse(name: str, *_: object) -> None:
         pytest.fail(f"{name} was downloaded")
 
-    monkeypatch.setattr("probe.hub.download", refuse)
+    monkeypatch.setattr("probe.models.hub.download", refuse)
     monkeypatch.setattr("probe.ui.state.download", refuse)
     visitor.open(a="someone/another-model")
     notice = visitor.page.locator("#compare-a .af-notice").text_content() or ""

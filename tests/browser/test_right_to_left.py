@@ -11,7 +11,7 @@ from browser.conftest import Visitor
 from playwright.sync_api import Browser, Locator
 
 import probe
-from probe.page import page_html
+from probe.display.page import page_html
 
 HEBREW = "שלום עולם"
 ARABIC = "القطة تنام"

@@ -123,7 +123,7 @@ def test_all_heads_say_which_cells_are_masked(visitor: Visitor, folder: Callable
 
 
 def test_a_pooled_cell_is_masked_where_all_of_it_is(folder: Callable[[str], str]) -> None:
-    from probe.words import single_tokens
+    from probe.running.words import single_tokens
 
     half = screen(folder("mistral"), 0).halves[0]
     assert half.comparison is not None

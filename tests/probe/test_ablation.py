@@ -17,9 +17,10 @@ from transformers import AutoModel
 
 import probe
 import tiny
-from probe import Ablation, Model, ProbeError, ablation
-from probe.ablation import Change
-from probe.inputs import batch_inputs, encode_for
+from probe import Ablation, Model, ProbeError
+from probe.analyses import ablate as ablation
+from probe.analyses.ablate import Change
+from probe.running.inputs import batch_inputs, encode_for
 
 TEXT = "The little girl went to the garden, and the little girl went to the"
 

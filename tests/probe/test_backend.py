@@ -15,7 +15,8 @@ import transformers
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from probe import ProbeError, backend
+from probe import ProbeError
+from probe.models import backend
 from scripts import families
 
 TOLERANCE = 1e-5

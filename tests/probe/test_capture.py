@@ -15,7 +15,8 @@ from transformers import AutoModel, AutoTokenizer
 
 import probe
 import tiny
-from probe import Model, ProbeError, backend
+from probe import Model, ProbeError
+from probe.models import backend
 from scripts import families
 
 TEXTS = (

@@ -17,8 +17,9 @@ from safetensors.torch import load_file, save_file
 from texts import STORY
 
 import probe
-from probe import cli, verification
-from probe.families import Projection
+from probe import cli
+from probe.analyses.checks import weights
+from probe.models.families import Projection
 
 ROOT = Path(__file__).resolve().parents[2]
 SENTENCE = "The cat sat on the mat because it was warm."
@@ -98,14 +99,14 @@ def test_a_failed_check_is_exit_code_1(run: Run, monkeypatch: pytest.MonkeyPatch
 
 
 def test_numbers_that_are_none_stay_strict_json(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    sound = verification.from_scratch
+    sound = weights.from_scratch
 
     def broken(*arguments: Any) -> Any:
         module = sound(*arguments)
         module.scale = float("nan")
         return module
 
-    monkeypatch.setattr(verification, "from_scratch", broken)
+    monkeypatch.setattr(weights, "from_scratch", broken)
     code, out, _ = run("verify", "gpt2", SENTENCE, "--json")
     report = strict(out)
     assert code == 1 and report["passed"] is False

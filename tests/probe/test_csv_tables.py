@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import probe
-from probe.csv_tables import map_csv, table_csv
-from probe.inputs import encode_for
-from probe.words import group_words, single_tokens
+from probe.files.csv_tables import map_csv, table_csv
+from probe.running.inputs import encode_for
+from probe.running.words import group_words, single_tokens
 
 FORMULA_STARTS = tuple("=+-@\t\r\n＝＋－＠")
 

@@ -13,7 +13,9 @@ from fake_hub import COMMIT, FakeHub, instead_of_the_hub
 from huggingface_hub.utils import WeakFileLock
 
 import probe
-from probe import ProbeError, checkpoint, hub, models
+from probe import ProbeError
+from probe.models import checkpoint, hub
+from probe.models import loading as models
 from tiny import GPT2_STORIES
 
 REPO = "some-owner/some-model"

@@ -15,9 +15,9 @@ import probe
 import tiny
 from attention import rotary_frequencies
 from probe import Model, ProbeError
-from probe.families import FAMILIES
-from probe.inputs import encode_for
-from probe.recording import record
+from probe.models.families import FAMILIES
+from probe.running.inputs import encode_for
+from probe.running.recording import record
 
 TEXTS = [STORY[:150], "The cat sat on the mat.", "Lily and Tom went to the park, and it was warm."]
 FLOAT32, FLOAT64 = 2e-6, 1e-12

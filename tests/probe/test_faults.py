@@ -25,10 +25,12 @@ import attention.modules
 import probe
 import tiny
 from attention import rotate, sliding_window_mask
-from probe import Model, Report, verification
-from probe.families import FAMILIES, Site
-from probe.families import site as family_site
-from probe.recording import LayerRecord
+from probe import Model, Report
+from probe.analyses import verify as analysis
+from probe.analyses.checks import weights
+from probe.models.families import FAMILIES, Site
+from probe.models.families import site as family_site
+from probe.running.recording import LayerRecord
 
 TEXT = (
     "Once upon a time there was a little girl named Lily who lived near a big green forest. One day she "
@@ -150,7 +152,7 @@ def copy_through(
     change: Callable[[attention.modules.MultiHeadAttention], None],
 ) -> None:
     """Our copy of one layer goes through `change` before it is run."""
-    sound = verification.from_scratch
+    sound = weights.from_scratch
     spoilt: list[Any] = []
 
     def changed(site: Site, reuse: Any = None) -> Any:
@@ -160,7 +162,7 @@ def copy_through(
             spoilt.append(module)
         return module
 
-    monkeypatch.setattr(verification, "from_scratch", changed)
+    monkeypatch.setattr(weights, "from_scratch", changed)
 
 
 def change_copy(
@@ -243,12 +245,12 @@ def test_our_layers_swapped(checked: dict[str, Model], name: str, monkeypatch: p
     first, second = 0, model.num_layers - 1
     other = {id(model.sites[first]): model.sites[second], id(model.sites[second]): model.sites[first]}
     assert model.sites[first].attention is not model.sites[second].attention
-    sound = verification.from_scratch
+    sound = weights.from_scratch
 
     def swapped(site: Site, *args: Any) -> Any:
         return sound(other.get(id(site), site), *args)
 
-    monkeypatch.setattr(verification, "from_scratch", swapped)
+    monkeypatch.setattr(weights, "from_scratch", swapped)
     report = check(model)
     heads = [(layer, head) for layer in (first, second) for head in range(model.num_heads)]
     assert sorted(failed_heads(report)) == heads
@@ -560,7 +562,7 @@ def test_fault_in_one_text_of_many(checked: dict[str, Model], name: str) -> None
     length = max(check(model, texts).num_tokens)
     with maps_through(model, 1, touch), pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            verification, "batches", lambda model, encodings, heads: [[i] for i in range(len(encodings))]
+            analysis, "batches", lambda model, encodings, heads: [[i] for i in range(len(encodings))]
         )
         report = check(model, texts)
     assert_only(report, 1, [2], "weights")
@@ -764,7 +766,7 @@ def test_calls_of_a_shared_module_confused(
     """Layers 0 and 1 of the ALBERT are one module: what belongs to one call is taken for the other's."""
     model = checked["tiny albert"]
     assert model.sites[0].attention is model.sites[1].attention
-    monkeypatch.setattr(verification, "record", mixed_up(0, 1, (part,)))
+    monkeypatch.setattr(analysis, "record", mixed_up(0, 1, (part,)))
     report = check(model)
     assert set(failed_layers(report)) <= {0, 1}
     if part == "output":
@@ -782,7 +784,7 @@ def test_layers_of_two_modules_confused(checked: dict[str, Model], monkeypatch: 
     """
     model = checked["tiny albert"]
     parts = tuple(LayerRecord.__dataclass_fields__)
-    monkeypatch.setattr(verification, "record", mixed_up(1, 2, parts))
+    monkeypatch.setattr(analysis, "record", mixed_up(1, 2, parts))
     report = check(model)
     assert list(failed_heads(report)) == [(layer, head) for layer in (1, 2) for head in range(3)]
     assert set(failed_layers(report)) <= {1, 2}
@@ -790,7 +792,7 @@ def test_layers_of_two_modules_confused(checked: dict[str, Model], monkeypatch: 
 
 def mixed_up(first: int, second: int, parts: tuple[str, ...]) -> Callable[..., Any]:
     """`record` with some parts of two layers' records exchanged."""
-    sound = verification.record
+    sound = analysis.record
 
     def recorded(*args: Any, **options: Any) -> Any:
         recording = sound(*args, **options)

@@ -25,8 +25,8 @@ from matplotlib.text import Text
 from transformers import MistralConfig, MistralModel
 
 import probe
-from probe import figures
-from probe.figures import (
+from probe.display import picture as figures
+from probe.display.picture import (
     draw_comparison,
     draw_errors,
     draw_head,
@@ -35,8 +35,8 @@ from probe.figures import (
     draw_texts,
     figure_bytes,
 )
-from probe.inputs import encode_for
-from probe.words import Words, group_words, single_tokens
+from probe.running.inputs import encode_for
+from probe.running.words import Words, group_words, single_tokens
 
 REPEATED = "the cat and the dog and the cat"
 

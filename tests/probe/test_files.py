@@ -29,9 +29,11 @@ from safetensors.torch import load_file, save_file
 
 import probe
 import tiny
-from probe import Model, ProbeError, formats, page
-from probe.report import finite
-from probe.results import KINDS, digest, numbers_of
+from probe import Model, ProbeError
+from probe.analyses.checks.report import finite
+from probe.display import page
+from probe.files import formats
+from probe.files.numbers import KINDS, digest, numbers_of
 
 ROOT = Path(__file__).parents[2]
 TEXT = "=1+1 said the girl </script>"

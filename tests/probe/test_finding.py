@@ -14,11 +14,11 @@ from transformers import MistralConfig, MistralModel
 from typer.testing import CliRunner
 
 import probe
+from probe.analyses.compare import compare
+from probe.analyses.find import HeadLink, _Search, find_heads, find_heads_of, locate, matches
 from probe.cli import app
-from probe.comparison import compare
-from probe.finding import HeadLink, _Search, find_heads, find_heads_of, locate, matches
-from probe.inputs import encode_for
-from probe.tables import found_table
+from probe.display.terminal import found_table
+from probe.running.inputs import encode_for
 
 TROPHY = "The trophy doesn't fit in the suitcase because it is too big."
 

@@ -24,7 +24,8 @@ from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
 import probe
-from probe import ProbeError, models
+from probe import ProbeError
+from probe.models import loading as models
 from tiny import GPT2_STORIES, minilm_folder
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -22,10 +22,8 @@ from transformers import (
 from typer.testing import CliRunner
 
 import probe
-from probe.cli import app
-from probe.comparison import compare, comparison_of
-from probe.inputs import encode_for
-from probe.measures import (
+from probe.analyses.compare import compare, comparison_of
+from probe.analyses.measures import (
     MEASURES,
     HeadMeasure,
     induction_score,
@@ -40,7 +38,9 @@ from probe.measures import (
     weight_on_first,
     weight_on_special,
 )
-from probe.recording import record
+from probe.cli import app
+from probe.running.inputs import encode_for
+from probe.running.recording import record
 
 REPEATED = "the cat and the dog and the cat and the dog"
 

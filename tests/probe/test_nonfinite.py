@@ -11,9 +11,9 @@ import torch
 
 import probe
 from probe import Model, ProbeError
-from probe.measures import measures_of
-from probe.nonfinite import descending, nonfinite
-from probe.tables import weights_table
+from probe.analyses.measures import measures_of
+from probe.display.nonfinite import descending, nonfinite
+from probe.display.terminal import weights_table
 
 TEXT = "The cat sat on the cat"
 SAYS = r"computes numbers here that are not finite \(NaN or infinity\)"

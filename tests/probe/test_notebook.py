@@ -18,7 +18,7 @@ from matplotlib.image import imread
 
 import probe
 from probe import Model
-from probe.page import coarse
+from probe.display.page import coarse
 from scripts.run_notebook import TUTORIAL, executed
 
 ROOT = Path(__file__).parents[2]
@@ -123,8 +123,8 @@ def test_verdicts_are_shown(shown: dict[str, Any]) -> None:
 
 def test_importing_probe_loads_nothing_for_drawing() -> None:
     code = (
-        "import sys, probe; print([name for name in ('matplotlib', 'openpyxl', 'IPython', 'probe.page', "
-        "'probe.figures', 'probe.notebook') if name in sys.modules])"
+        "import sys, probe; print([name for name in ('matplotlib', 'openpyxl', 'IPython', "
+        "'probe.display.page', 'probe.display.picture', 'probe.display.notebook') if name in sys.modules])"
     )
     run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert (run.stdout.strip(), run.returncode) == ("[]", 0), run.stderr

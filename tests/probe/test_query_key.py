@@ -56,10 +56,12 @@ from transformers.models.t5.modeling_t5 import T5Attention
 
 import probe
 import tiny
-from probe import Model, ProbeError, Report, backend, cli, expected
-from probe.expected import t5_buckets
-from probe.figures import draw_errors
-from probe.notebook import report_html
+from probe import Model, ProbeError, Report, cli
+from probe.analyses.checks import expected
+from probe.analyses.checks.expected import t5_buckets
+from probe.display.notebook import report_html
+from probe.display.picture import draw_errors
+from probe.models import backend
 from probe.ui import verify as view
 from scripts import families
 

@@ -22,7 +22,8 @@ from torch import Tensor
 import attention.functional
 import probe
 from attention import causal_mask, sliding_window_mask
-from probe import Model, Report, backend
+from probe import Model, Report
+from probe.models import backend
 from scripts import families
 
 SIZES, TARGET_SIZES = (12, 40), (9, 30)  # the shorter text is padded

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 import probe
-from probe.comparison import compare
-from probe.inputs import encode_for
-from probe.texts import TextMap, _compared, align, compare_texts, compare_texts_of
+from probe.analyses.compare import compare
+from probe.analyses.texts import TextMap, _compared, align, compare_texts, compare_texts_of
+from probe.running.inputs import encode_for
 
 COFFEE, LAPTOP = "this coffee is great", "my laptop just died, great"
 

@@ -19,7 +19,7 @@ from transformers import AutoModel, AutoTokenizer, ByT5Tokenizer
 
 import probe
 from probe import Model, ProbeError, Run
-from probe.tables import weights_table
+from probe.display.terminal import weights_table
 
 SENTENCE = "The cat sat on the mat because it was warm."
 FAMILY = "a \U0001f468\u200d\U0001f469\u200d\U0001f467 b"

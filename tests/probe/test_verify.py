@@ -22,7 +22,7 @@ from transformers import AutoModel, AutoTokenizer
 
 import probe
 from probe import HeadCheck, LayerCheck, Model, ProbeError, Report
-from probe.report import FROM_WEIGHTS, Findings
+from probe.analyses.checks.report import FROM_WEIGHTS, Findings
 
 # How far the weights of a sound model may be off, by the number of tokens.
 FLOAT32_UP_TO_128, FLOAT32, FLOAT64 = 2e-6, 5e-6, 1e-13

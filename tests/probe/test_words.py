@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import probe
-from probe.inputs import encode_for
-from probe.tokens import Encoding
-from probe.words import Words, group_words, single_tokens, token_parts
+from probe.running.inputs import encode_for
+from probe.running.tokens import Encoding
+from probe.running.words import Words, group_words, single_tokens, token_parts
 
 UNBELIEVABLY = "Unbelievably, the photosynthesizing begonias flourished."
 ITS_WORDS = ["Unbelievably", ",", "the", "photosynthesizing", "begonias", "flourished", "."]

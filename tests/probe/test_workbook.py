@@ -21,7 +21,7 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 import probe
 from attention.examples import DRAW_A_MAP, THE_CAT_SAT_ON
 from probe import Model, ProbeError
-from probe.workbook import MAX_TOKENS, to_workbook
+from probe.display.workbook import MAX_TOKENS, to_workbook
 
 soffice = shutil.which("soffice")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from attention.examples import DRAW_A_MAP, GPT2_SMALL, GPT2_XL, GPT2Size
-from probe import lessons
+from probe.ui.learn import lessons
 from probe.ui.learn.blocks import matrix, says, side_by_side, table, tiny
 from probe.ui.learn.chapter import Chapter, Field, Shown, heatmap
 from probe.ui.learn.looking import ENCODINGS

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from attention import causal_mask
 from attention.examples import DRAW_A_MAP, THE_CAT_SAT_ON
-from probe import lessons
 from probe.errors import ProbeError
+from probe.ui.learn import lessons
 from probe.ui.learn.blocks import (
     Line,
     chart,

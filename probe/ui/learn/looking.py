@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from attention.examples import DESSERTS, DRAW_A_MAP
-from probe import lessons
 from probe.errors import ProbeError
+from probe.ui.learn import lessons
 from probe.ui.learn.blocks import (
     matrix,
     number,

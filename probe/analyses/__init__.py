@@ -1,0 +1,1 @@
+"""The questions that can be asked of a model, one file each."""

@@ -1,0 +1,379 @@
+"""What a head does: switch it off, or give it the other mask, and see what changes further on.
+
+A large weight is not yet an effect: what a head reads may be ignored by everything after it. Here the model
+is run twice, once as it is and once with the heads changed, and what it gives in the end is compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from attention import scaled_dot_product_attention, softmax
+from probe.analyses.predict import Prediction, predicted_rows, prediction_at
+from probe.display.nonfinite import descending, nonfinite
+from probe.errors import ProbeError
+from probe.models import backend
+from probe.models.families import Site
+from probe.models.loading import Model, resolve
+from probe.models.visibility import allowed_keys
+from probe.running.capture import check_heads
+from probe.running.inputs import batch_inputs, encode_for
+from probe.running.tokens import Encoding, Text
+
+How = Literal["zero", "mean", "other mask"]
+
+
+@dataclass(frozen=True)
+class Change:
+    """One place where the model predicts a word, before and after.
+
+    Attributes
+    ----------
+    position : as in ``Prediction``.
+    before, after : the likeliest words of each run, with their probabilities.
+    favourite : the likeliest word of the run as it is.
+    probability_before, probability_after : of that word.
+    divergence : Kullback-Leibler divergence of the second run's distribution from the first's, in nats.
+    """
+
+    position: int
+    before: Prediction
+    after: Prediction
+    favourite: str
+    probability_before: float
+    probability_after: float
+    divergence: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain numbers, strings and lists."""
+        return {
+            "position": self.position,
+            "before": self.before.to_dict()["candidates"],
+            "after": self.after.to_dict()["candidates"],
+            "favourite": self.favourite,
+            "probability_before": self.probability_before,
+            "probability_after": self.probability_after,
+            "divergence": self.divergence,
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class Ablation:
+    """A run with some heads changed beside the run as it is. Made by ``ablate``.
+
+    Attributes
+    ----------
+    model_name, source, text, tokens, truncated : as in a ``Run``; T tokens.
+    heads : the (layer, head) pairs that were changed.
+    how : "zero", "mean" or "other mask", see ``ablate``.
+    changes : one for each place where the model predicts a word; empty if it has no head for words or the
+        text leaves nothing to predict.
+    logit_change : largest absolute change of a logit at those places; None if there are none.
+    hidden_change : (T,), how far each token's last hidden state moved, relative to its length: |after -
+        before| / |before|.
+    """
+
+    model_name: str
+    source: str
+    text: Text
+    tokens: tuple[str, ...]
+    truncated: str | None
+    heads: tuple[tuple[int, int], ...]
+    how: How
+    changes: tuple[Change, ...]
+    logit_change: float | None
+    hidden_change: Tensor
+
+    @property
+    def effect(self) -> float:
+        """One number to rank by: the largest divergence of a prediction, else change of a hidden state; NaN
+        where one of them is."""
+        divergences = [change.divergence for change in self.changes]
+        of_all = torch.tensor(divergences, dtype=torch.float64) if divergences else self.hidden_change
+        return float(of_all.max())
+
+    @property
+    def summary(self) -> str:
+        """The outcome in one line."""
+        named = ", ".join(f"layer {layer} head {head}" for layer, head in self.heads[:4])
+        more = f" and {len(self.heads) - 4} more" if len(self.heads) > 4 else ""
+        does = {"zero": "switched off", "mean": "set to its mean", "other mask": "under the other mask"}[
+            self.how
+        ]
+        problem = nonfinite(f"{self.model_name} with {named}{more} {does}", [self.effect])
+        if problem:
+            return problem
+        if self.changes:
+            worst = max(self.changes, key=lambda change: change.divergence)
+            what = (
+                f'"{worst.favourite}" goes from {worst.probability_before:.1%} to '
+                f"{worst.probability_after:.1%} (divergence {worst.divergence:.3g} nats)"
+            )
+        else:
+            token = int(self.hidden_change.argmax())
+            what = (
+                f"the last hidden state moves most at {token} {self.tokens[token]}, "
+                f"by {float(self.hidden_change[token]):.1%}"
+            )
+        return f"{self.model_name} with {named}{more} {does}: {what}."
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain numbers, strings and lists."""
+        return {
+            "model": self.model_name,
+            "source": self.source,
+            "text": self.text,
+            "tokens": list(self.tokens),
+            "truncated": self.truncated,
+            "heads": [list(pair) for pair in self.heads],
+            "how": self.how,
+            "changes": [change.to_dict() for change in self.changes],
+            "logit_change": self.logit_change,
+            "hidden_change": self.hidden_change.tolist(),
+            "effect": self.effect,
+            "summary": self.summary,
+        }
+
+    def __str__(self) -> str:
+        return self.summary
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """The heads of a model by their effect on one text, largest first, NaN last: one ablation each."""
+
+    ablations: tuple[Ablation, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain numbers, strings and lists."""
+        rows = [
+            {"layer": layer, "head": head, "effect": ablation.effect, "summary": ablation.summary}
+            for ablation in self.ablations
+            for layer, head in ablation.heads
+        ]
+        return {"how": self.ablations[0].how, "heads": rows}
+
+    def __str__(self) -> str:
+        rows = (f"{ablation.effect:10.4g}  {ablation.summary}" for ablation in self.ablations)
+        return "\n".join([f"{'effect':>10}  what changed", *rows])
+
+
+def ablate(
+    model: Model | str,
+    text: Text,
+    heads: Sequence[tuple[int, int] | int],
+    how: How = "zero",
+    *,
+    truncate: bool = False,
+) -> Ablation:
+    """Change some heads of a model, and compare what it gives in the end with what it gives as it is.
+
+    Parameters
+    ----------
+    heads : (layer, head) pairs, or the numbers of whole layers, counted from 0.
+    how
+        "zero": the head's context vectors are replaced by zeros, before the output projection. The same as
+        setting the head's columns of the output projection to zero. "mean": by their mean over the text's
+        tokens, so that the head says the same at every position. "other mask": the head attends under the
+        mask the model was not trained with, as in ``compare_masks``: a window stays.
+
+    Raises
+    ------
+    ProbeError
+        If there is no such model, layer, head or way, the text can't be taken, or the model as it is computes
+        numbers that are not finite.
+
+    References
+    ----------
+    Michel et al. 2019, "Are Sixteen Heads Really Better than One?", section 2.2, for heads set to zero.
+    """
+    model = resolve(model)
+    chosen = _chosen(model, heads, how)
+    encoding = encode_for(model, text, truncate=truncate)
+    before = _as_it_is(model, encoding)
+    return _compared(model, encoding, chosen, how, before)
+
+
+def rank_heads(
+    model: Model | str,
+    text: Text,
+    how: How = "zero",
+    *,
+    truncate: bool = False,
+    progress: Callable[[int, int], None] | None = None,
+) -> Ranking:
+    """Every head of a model changed alone, ranked by what it changes.
+
+    ``progress`` is called with the number of heads done and their number in all. Raises as ``ablate``.
+    """
+    model = resolve(model)
+    _chosen(model, [0], how)
+    encoding = encode_for(model, text, truncate=truncate)
+    before = _as_it_is(model, encoding)
+    places = [
+        (layer, head) for layer in range(model.num_layers) for head in range(model.heads_per_layer[layer])
+    ]
+    ablations = []
+    for done, place in enumerate(places, start=1):
+        ablations.append(_compared(model, encoding, {place[0]: [place[1]]}, how, before))
+        if progress is not None:
+            progress(done, len(places))
+    return Ranking(tuple(sorted(ablations, key=lambda ablation: descending(ablation.effect))))
+
+
+def _chosen(model: Model, heads: Sequence[tuple[int, int] | int], how: str) -> dict[int, list[int]]:
+    if how not in get_args(How):
+        raise ProbeError(
+            f"There is no way {how!r} to change a head: give {', '.join(map(repr, get_args(How)))}."
+        )
+    if len(model.kinds) > 1:
+        raise ProbeError(
+            f"{model.name} has an encoder and a decoder: its heads can't be switched off here, only their "
+            "maps can be looked at."
+        )
+    return check_heads(model, heads)
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """The end of a run: (T, d_model), and (places, vocabulary) where words are predicted."""
+
+    hidden: Tensor
+    logits: Tensor | None
+
+
+def _as_it_is(model: Model, encoding: Encoding) -> _Outcome:
+    """The end of a run with nothing changed."""
+    outcome = _outcome(model, encoding, {}, "zero")
+    problem = nonfinite(model.name, (outcome.hidden, outcome.logits))
+    if problem:
+        raise ProbeError(problem)
+    return outcome
+
+
+def _outcome(model: Model, encoding: Encoding, chosen: dict[int, list[int]], how: How) -> _Outcome:
+    inputs, _ = batch_inputs(model, [encoding])
+    rows = predicted_rows(model, encoding) if model.predicts_words else []
+    hidden: list[Tensor] = []
+    with ExitStack() as stack:
+        stack.enter_context(model.lock)
+        stack.enter_context(backend.undisturbed(model.hf))
+        stack.enter_context(torch.no_grad())
+        listener = model.hf.base_model.register_forward_hook(
+            lambda _, __, output: hidden.append(output[0][0])
+        )
+        stack.callback(listener.remove)
+        for layer, heads in chosen.items():
+            site = model.sites[layer]
+            # Layers may share their modules (ALBERT's): which one it is, the order of calls tells.
+            sharing = [other.output.module is site.output.module for other in model.sites]
+            turn = sum(sharing[:layer]), sum(sharing)
+            mask = None
+            if how == "other mask":
+                mask = allowed_keys(
+                    len(encoding), causal=not model.causal, window=site.window, device=model.device
+                )
+            for handle in _Switch(site, heads, how, mask, turn).attach():
+                stack.callback(handle.remove)
+        result = (model.hf if rows else model.hf.base_model)(**inputs)
+        if not hidden:  # a head for words that calls parts of the network past its front (OPT)
+            model.hf.base_model(**inputs)
+    logits = result.logits[0, rows].double().cpu() if rows else None
+    return _Outcome(hidden[0].double().cpu(), logits)
+
+
+def _compared(
+    model: Model, encoding: Encoding, chosen: dict[int, list[int]], how: How, before: _Outcome
+) -> Ablation:
+    after = _outcome(model, encoding, chosen, how)
+    changes = []
+    logit_change = None
+    if before.logits is not None and after.logits is not None:
+        logit_change = float((after.logits - before.logits).abs().max())
+        for position, old, new in zip(
+            predicted_rows(model, encoding), before.logits, after.logits, strict=True
+        ):
+            changes.append(_change(model, position + int(model.causal), old, new))
+    return Ablation(
+        model_name=model.name,
+        source=model.source,
+        text=encoding.text,
+        tokens=encoding.tokens,
+        truncated=encoding.truncated,
+        heads=tuple((layer, head) for layer in sorted(chosen) for head in sorted(chosen[layer])),
+        how=how,
+        changes=tuple(changes),
+        logit_change=logit_change,
+        hidden_change=(after.hidden - before.hidden).norm(dim=-1) / before.hidden.norm(dim=-1),
+    )
+
+
+def _change(model: Model, position: int, old: Tensor, new: Tensor) -> Change:
+    before, after = prediction_at(model, position, old), prediction_at(model, position, new)
+    was, now = softmax(old), softmax(new)
+    favourite = int(was.argmax())
+    # Differences of logits, so that a probability too small for its logarithm does no harm.
+    log_ratio = (old - old.logsumexp(-1)) - (new - new.logsumexp(-1))
+    return Change(
+        position=position,
+        before=before,
+        after=after,
+        favourite=before.candidates[0][0],
+        probability_before=float(was[favourite]),
+        probability_after=float(now[favourite]),
+        divergence=float((was * log_ratio).sum()),
+    )
+
+
+class _Switch:
+    """Hooks that change some heads of one layer, where their contexts go into the output projection.
+
+    ``mask`` is the layer's other mask, (T, T), or None if that hides nothing; ``turn`` which of the layers
+    that share these modules it is, and how many there are.
+    """
+
+    def __init__(
+        self, site: Site, heads: list[int], how: How, mask: Tensor | None, turn: tuple[int, int]
+    ) -> None:
+        self.site, self.heads, self.how, self.mask = site, heads, how, mask
+        self.turn, self.sharing = turn
+        self.calls = 0
+        self.projected: dict[nn.Module, Tensor] = {}
+
+    def attach(self) -> Iterator[torch.utils.hooks.RemovableHandle]:
+        if self.how == "other mask":
+            for module in {self.site.query.module, self.site.key.module, self.site.value.module}:
+                yield module.register_forward_hook(self._remember)
+        yield self.site.output.module.register_forward_pre_hook(self._change)
+
+    def _remember(self, module: nn.Module, args: Any, output: Tensor) -> None:
+        self.projected[module] = output
+
+    def _change(self, module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        self.calls += 1
+        if (self.calls - 1) % self.sharing != self.turn:
+            return args
+        # (B, T, H * head_dim) -> (B, T, H, head_dim), a copy: what the model computed stays as it is
+        contexts = args[0].unflatten(-1, (self.site.num_heads, -1)).clone()
+        if self.how == "zero":
+            contexts[:, :, self.heads] = 0.0
+        elif self.how == "mean":
+            contexts[:, :, self.heads] = contexts[:, :, self.heads].mean(dim=1, keepdim=True)
+        else:
+            query, key, value = (self._vectors(role) for role in ("query", "key", "value"))
+            steps = scaled_dot_product_attention(
+                query, key, value, mask=self.mask, scale=self.site.scale, keep_steps=False
+            )
+            contexts[:, :, self.heads] = steps.output.transpose(1, 2)
+        return (contexts.flatten(-2), *args[1:])
+
+    def _vectors(self, role: Literal["query", "key", "value"]) -> Tensor:
+        """What takes part in the attention of the chosen heads: (B, len(heads), T, head_dim)."""
+        module = getattr(self.site, role).module
+        return self.site.heads(role, self.projected[module])[:, self.heads]

@@ -1,0 +1,355 @@
+"""What a check found, head by head, and how several batches become one report.
+
+There are two checks. "From the weights" computes a head a second time from the layer's input, with a copy of
+its weights (``weights.py``). "From query and key" computes it from the queries and keys that the model
+itself made (``query_key.py``), where it isn't known where its weights lie. Both fill in the same report.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import platform
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import torch
+import transformers
+
+from probe.display.nonfinite import nonfinite
+from probe.models.loading import Model
+from probe.running.inputs import cuts
+from probe.running.tokens import Encoding, Text
+
+FROM_WEIGHTS, FROM_QUERY_AND_KEY = "from the weights", "from query and key"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One entry of one attention map: where it is, what its tokens are called, and what both sides say."""
+
+    text: int
+    query: int
+    key: int
+    query_token: str
+    key_token: str
+    from_scratch: float
+    model: float
+
+
+@dataclass(frozen=True)
+class HeadCheck:
+    """One head, over all texts. Errors are absolute differences between the model and the computation from
+    scratch; each is the largest of any text.
+
+    Attributes
+    ----------
+    layer, head : counted from 0.
+    max_abs_error, mean_abs_error : of the attention weights; the mean is over the cells a query may attend
+        to.
+    tolerance : what max_abs_error may be, see ``weights.Bounds`` and ``query_key``. Texts that were run
+        in several batches have several: this is that of a batch whose weights are off, or else of the batch
+        with the largest error.
+    worst : the cell with the largest error; in a head that has failed that of a batch in which it did.
+    query_error, key_error, value_error : of the projected vectors, largest entry; None in a check from query
+        and key.
+    context_error : of the head's output before the output projection, largest entry.
+    forbidden_weight : the largest weight the model put on a key that the query may not attend to (a later
+        token of a causal model, padding of a shorter text); None where nothing is forbidden. It must be
+        exactly 0.
+    row_sum_error : how far the model's rows are from the sum they must have: 1, or less in a model with
+        sinks.
+    loops_error : largest difference of the model's weights from ``attention_by_loops`` in float64, on a few
+        rows; None for heads outside the sample.
+    failed : which of these are not within their bounds: "weights" (max_abs_error), "query", "key", "value",
+        "context", "forbidden weight", "row sums", "loops".
+    passed : whether none has failed.
+    kind : of attention: "self"; in a model with an encoder and a decoder "encoder", "decoder" or "cross".
+    """
+
+    layer: int
+    head: int
+    max_abs_error: float
+    mean_abs_error: float
+    tolerance: float
+    worst: Cell
+    query_error: float | None
+    key_error: float | None
+    value_error: float | None
+    context_error: float
+    forbidden_weight: float | None
+    row_sum_error: float
+    loops_error: float | None
+    failed: tuple[str, ...]
+    passed: bool
+    kind: str = "self"
+
+    @property
+    def place(self) -> str:
+        """Which head it is, in words."""
+        return f"{_layer(self)}, head {self.head}"
+
+
+@dataclass(frozen=True)
+class LayerCheck:
+    """One layer's attention output, after the output projection and before the residual connection.
+
+    ``tolerance`` is that of the batch in which it failed, or else of the one with the largest error.
+    """
+
+    layer: int
+    output_error: float
+    tolerance: float
+    passed: bool
+    kind: str = "self"
+
+    @property
+    def place(self) -> str:
+        """Which layer it is, in words."""
+        return _layer(self)
+
+
+@dataclass(frozen=True)
+class Report:
+    """What ``verify`` found, head by head. Printing it shows a table.
+
+    Attributes
+    ----------
+    check : which check it was: "from the weights" or "from query and key".
+    max_abs_error : the largest error of any attention weight.
+    tolerance : the largest tolerance of any head.
+    heads : of each kind of attention, in the order of layers.
+    layers : of the outputs of whole layers; none in a check from query and key, which ends before them.
+    texts, tokens, num_tokens : what was given. For an image or a recording the name and shape of its tensor.
+    targets, target_tokens : what the decoder was given, its start token first; none without a decoder.
+    truncated : for each text a sentence saying what was cut of it or its target, or None.
+    """
+
+    check: str
+    passed: bool
+    max_abs_error: float
+    tolerance: float
+    heads: tuple[HeadCheck, ...]
+    layers: tuple[LayerCheck, ...]
+    texts: tuple[Text, ...]
+    tokens: tuple[tuple[str, ...], ...]
+    num_tokens: tuple[int, ...]
+    targets: tuple[Text, ...]
+    target_tokens: tuple[tuple[str, ...], ...]
+    truncated: tuple[str | None, ...]
+    model: str
+    source: str
+    revision: str | None
+    sha256: str | None
+    device: str
+    dtype: str
+    backend: str
+    matmul_precision: str
+    versions: dict[str, str]
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds of attention that were checked: "self", or "encoder", "decoder" and "cross"."""
+        return tuple(dict.fromkeys(head.kind for head in self.heads))
+
+    @property
+    def given(self) -> str:
+        """How much was given, in words."""
+        texts = "1 text" if len(self.texts) == 1 else f"{len(self.texts)} texts"
+        decoded = sum(map(len, self.target_tokens))
+        of_targets = f" and {decoded} of the target{'s'[: len(self.targets) > 1]}" if self.targets else ""
+        return f"{texts}, {sum(self.num_tokens)} tokens{of_targets}"
+
+    @property
+    def failures(self) -> list[HeadCheck | LayerCheck]:
+        """The heads and layers that did not pass."""
+        checks: list[HeadCheck | LayerCheck] = [*self.heads, *self.layers]
+        return [check for check in checks if not check.passed]
+
+    @property
+    def verdict(self) -> str:
+        """The result in one line."""
+        return f"{self._result} Checked {self.check}."
+
+    @property
+    def _result(self) -> str:
+        failed = [head for head in self.heads if not head.passed]
+        worst = max(failed or self.heads, key=lambda head: nan_is_worst(head.max_abs_error))
+        where = f"largest difference {worst.max_abs_error:.1e} ({worst.place})"
+        if self.passed:
+            return (
+                f"All {len(self.heads)} heads of {self.model} agree: {where}, "
+                f"tolerance {worst.tolerance:.1e}."
+            )
+        named = ", ".join(self._failed_layers())
+        if not failed:
+            output = max((layer for layer in self.layers if not layer.passed), key=_severity)
+            return (
+                f"All {len(self.heads)} heads of {self.model} agree, but the attention's output does "
+                f"NOT, in {named}: largest difference {output.output_error:.1e} ({output.place}), "
+                f"tolerance {output.tolerance:.1e}."
+            ) + self._problem(output.output_error)
+        what = ", ".join(dict.fromkeys(name for head in failed for name in head.failed))
+        return (
+            f"{len(failed)} of {len(self.heads)} heads of {self.model} do NOT agree, in {named}: {where}, "
+            f"tolerance {worst.tolerance:.1e}. Not within bounds: {what}."
+        ) + self._problem(worst.worst.model)
+
+    def _problem(self, number: float) -> str:
+        """A sentence more where the model's own number isn't one."""
+        problem = nonfinite(self.model, [number])
+        return f" {problem}" if problem else ""
+
+    def _failed_layers(self) -> list[str]:
+        """For each kind of attention the layers that have failed: "layers 0, 2"."""
+        named = []
+        for kind in self.kinds:
+            layers = sorted({check.layer for check in self.failures if check.kind == kind})
+            if layers:
+                numbers = ", ".join(map(str, layers[:8])) + (", ..." if len(layers) > 8 else "")
+                name = "" if kind == "self" else f"{kind} "
+                named.append(f"{name}layer{'s' if len(layers) > 1 else ''} {numbers}")
+        return named
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as plain numbers, strings and lists; a number that isn't finite becomes its name."""
+        plain: dict[str, Any] = finite({**asdict(self), "verdict": self.verdict})
+        return plain
+
+    def to_json(self) -> str:
+        """``to_dict`` as strict JSON."""
+        return json.dumps(self.to_dict(), ensure_ascii=False, allow_nan=False, indent=2)
+
+    def __str__(self) -> str:
+        from probe.display.terminal import report_table
+
+        return report_table(self)
+
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        from probe.display.notebook import report_html
+
+        return report_html(self)
+
+
+class Findings:
+    """Collects what every batch shows about every head, and makes the report of it."""
+
+    def __init__(
+        self, model: Model, check: str, encodings: Sequence[Encoding], targets: Sequence[Encoding] = ()
+    ) -> None:
+        self.model, self.check = model, check
+        self.encodings, self.targets = tuple(encodings), tuple(targets)
+        self.heads: dict[tuple[str, int, int], HeadCheck] = {}
+        self.cells: dict[tuple[str, int, int], int] = {}
+        self.layers: dict[tuple[str, int], LayerCheck] = {}
+
+    def add_head(self, check: HeadCheck, cells: int) -> None:
+        """Put in what a batch shows of a head: the worst of each error, the mean over all cells."""
+        place = check.kind, check.layer, check.head
+        known = self.heads.get(place)
+        if known is None:
+            self.heads[place], self.cells[place] = check, cells
+            return
+        total = self.cells[place] + cells
+        off = max(known, check, key=lambda one: ("weights" in one.failed, nan_is_worst(one.max_abs_error)))
+        self.heads[place] = replace(
+            max(known, check, key=_severity),
+            max_abs_error=largest(known.max_abs_error, check.max_abs_error),
+            tolerance=off.tolerance,
+            mean_abs_error=(known.mean_abs_error * self.cells[place] + check.mean_abs_error * cells) / total,
+            query_error=largest(known.query_error, check.query_error),
+            key_error=largest(known.key_error, check.key_error),
+            value_error=largest(known.value_error, check.value_error),
+            context_error=largest(known.context_error, check.context_error),
+            forbidden_weight=largest(known.forbidden_weight, check.forbidden_weight),
+            row_sum_error=largest(known.row_sum_error, check.row_sum_error),
+            loops_error=largest(known.loops_error, check.loops_error),
+            failed=(*known.failed, *(name for name in check.failed if name not in known.failed)),
+        )
+        self.cells[place] = total
+
+    def add_layer(self, check: LayerCheck) -> None:
+        """Put in what a batch shows of a layer's output."""
+        place = check.kind, check.layer
+        known = self.layers.get(place, check)
+        self.layers[place] = replace(
+            max(known, check, key=_severity), output_error=largest(known.output_error, check.output_error)
+        )
+
+    def report(self) -> Report:
+        model, order = self.model, self.model.kinds.index
+        heads = tuple(
+            self.heads[place] for place in sorted(self.heads, key=lambda place: (order(place[0]), *place[1:]))
+        )
+        layers = tuple(
+            self.layers[place] for place in sorted(self.layers, key=lambda place: (order(place[0]), place[1]))
+        )
+        cut = [cuts(encoding, target) for encoding, target in self._pairs()]
+        return Report(
+            check=self.check,
+            passed=all(head.passed for head in heads) and all(layer.passed for layer in layers),
+            max_abs_error=largest(*(head.max_abs_error for head in heads)),
+            tolerance=largest(*(head.tolerance for head in heads)),
+            heads=heads,
+            layers=layers,
+            texts=tuple(encoding.text for encoding in self.encodings),
+            tokens=tuple(encoding.tokens for encoding in self.encodings),
+            num_tokens=tuple(len(encoding) for encoding in self.encodings),
+            targets=tuple(target.text for target in self.targets),
+            target_tokens=tuple(target.tokens for target in self.targets),
+            truncated=tuple(cut),
+            model=model.name,
+            source=model.source,
+            revision=model.revision,
+            sha256=model.sha256,
+            device=device_name(model.device),
+            dtype=str(model.dtype).removeprefix("torch."),
+            backend="eager",
+            matmul_precision="highest",
+            versions={
+                "python": platform.python_version(),
+                "torch": torch.__version__,
+                "transformers": transformers.__version__,
+            },
+        )
+
+    def _pairs(self) -> list[tuple[Encoding, Encoding | None]]:
+        targets = self.targets or [None] * len(self.encodings)
+        return list(zip(self.encodings, targets, strict=True))
+
+
+def _layer(check: HeadCheck | LayerCheck) -> str:
+    return f"{'' if check.kind == 'self' else f'{check.kind} '}layer {check.layer}"
+
+
+def _severity(check: HeadCheck | LayerCheck) -> tuple[bool, float]:
+    """Failed before passed, then by the error; NaN is the worst."""
+    error = check.max_abs_error if isinstance(check, HeadCheck) else check.output_error
+    return not check.passed, nan_is_worst(error)
+
+
+def nan_is_worst(value: float) -> float:
+    """A number to order errors by."""
+    return math.inf if math.isnan(value) else value
+
+
+def largest(*values: Any) -> Any:
+    """The largest number; NaN if there is one, None if there are only Nones."""
+    numbers = [value for value in values if value is not None]
+    return max(numbers, key=nan_is_worst) if numbers else None
+
+
+def device_name(device: torch.device) -> str:
+    """The device, with its name if it is a GPU."""
+    return f"{device} ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else str(device)
+
+
+def finite(value: Any) -> Any:
+    """Plain numbers, strings and lists for strict JSON: a number that isn't finite becomes its name."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    return [finite(item) for item in value] if isinstance(value, (list, tuple)) else value

@@ -1,0 +1,367 @@
+"""Hold every head of a model against attention computed from scratch, and say by how much they differ.
+
+Each layer is checked by itself, on its own captured input: the layer's weights are copied into
+``attention.MultiHeadAttention``, that module is run, and its projections, weights, contexts and output are
+compared with what the model computed in its forward pass. Which mask belongs there is worked out here from
+the text, not taken from the model, so a mask that the model got wrong shows.
+
+Where it isn't known where a model's weights lie, ``query_key.py`` begins a step later.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from attention import MultiHeadAttention, attention_by_loops, combine_masks, padding_mask
+from attention.modules import MultiHeadSteps
+from probe.analyses.checks.measuring import (
+    Places,
+    compare_maps,
+    count_cells,
+    difference,
+    fetched,
+    forbidden_keys,
+    largest_entry,
+    largest_norm,
+    places,
+    real_only,
+)
+from probe.analyses.checks.report import FROM_WEIGHTS, Cell, Findings, HeadCheck, LayerCheck
+from probe.models.families import Site
+from probe.models.loading import Model
+from probe.models.precision import precise
+from probe.models.visibility import allowed_keys
+from probe.running.recording import LayerRecord, Recording
+from probe.running.tokens import Encoding
+
+
+def allowed_mask(recording: Recording, window: int | None = None) -> Tensor | None:
+    """Which keys each query may attend to, by the run's mask and the padding: (B, 1, T, T), or None: all."""
+    mask = recording.attention_mask
+    length = mask.shape[1]
+    allowed = allowed_keys(length, causal=recording.causal, window=window, device=mask.device)
+    padding = None if mask.all() else padding_mask(mask)
+    combined = combine_masks(allowed, padding)
+    return None if combined is None else combined.expand(mask.shape[0], 1, length, length)
+
+
+@dataclass(frozen=True)
+class Recomputed:
+    """One layer of a recording, from scratch.
+
+    Attributes
+    ----------
+    layer : which layer.
+    mask : (B, 1, T, T), bool, which keys each query may attend to; None if all.
+    cells : how many cells of one head's maps count: real queries with the keys they may attend to.
+    steps : what ``attention.MultiHeadAttention`` computed, holding a copy of the layer's weights.
+    sizes : of those weights, what ``Bounds`` needs: "query", "key", "value" and "output" are the largest norm
+        of a row of the matrix, "query bias" and so on the largest entry.
+    """
+
+    layer: int
+    mask: Tensor | None
+    cells: int
+    steps: MultiHeadSteps
+    sizes: dict[str, Tensor]
+
+
+def recompute(recording: Recording) -> Iterator[Recomputed]:
+    """Each layer's attention from scratch, on its recorded input, with a copy of its weights."""
+    real = recording.attention_mask
+    masks: dict[int | None, tuple[Tensor | None, int]] = {}
+    module = None
+    for layer, (site, seen) in enumerate(zip(recording.model.sites, recording.layers, strict=True)):
+        if site.window not in masks:
+            mask = allowed_mask(recording, site.window)
+            masks[site.window] = (
+                mask,
+                count_cells(mask, real, real.shape[1]),
+            )
+        mask, cells = masks[site.window]
+        with precise(recording.model.device), torch.no_grad():
+            module = from_scratch(site, module)
+            steps = module.steps(seen.input, mask=mask, keep_steps=False)
+            again = Recomputed(layer, mask, cells, steps, _sizes(module))
+        yield again
+
+
+def from_scratch(site: Site, reuse: MultiHeadAttention | None = None) -> MultiHeadAttention:
+    """An ``attention.MultiHeadAttention`` holding a copy of one layer's weights.
+
+    ``reuse`` is one that this function made for another layer of the same shape, and that may be changed.
+    """
+    state = {}
+    for name, projection in (
+        ("W_query", site.query),
+        ("W_key", site.key),
+        ("W_value", site.value),
+        ("out_proj", site.output),
+    ):
+        state[f"{name}.weight"] = projection.weight()
+        bias = projection.bias()
+        if bias is not None:
+            state[f"{name}.bias"] = bias
+    module = reuse
+    if module is None:
+        d_out, d_in = state["W_query.weight"].shape
+        module = MultiHeadAttention(
+            d_in,
+            d_out,
+            site.num_heads,
+            num_key_value_heads=site.num_key_value_heads,
+            out_width=state["out_proj.weight"].shape[0],
+            bias="W_query.bias" in state,
+            out_bias="out_proj.bias" in state,
+            device="meta",  # shapes only: no random numbers for weights that are replaced at once
+        ).eval()
+    module.scale = site.scale
+    module.rotary_frequencies = site.rotary_frequencies
+    module.load_state_dict(state, assign=True)
+    return module
+
+
+def _sizes(module: MultiHeadAttention) -> dict[str, Tensor]:
+    sizes: dict[str, Tensor] = {}
+    maps = {"query": module.W_query, "key": module.W_key, "value": module.W_value, "output": module.out_proj}
+    for name, linear in maps.items():
+        # In float32 at least, as squares can be too large for half precision; a weight that is a transposed
+        # view is summed over much faster than norm() does it.
+        weight = linear.weight.to(torch.promote_types(linear.weight.dtype, torch.float32))
+        sizes[name] = weight.square().sum(1).amax().sqrt()
+        bias = linear.bias
+        sizes[f"{name} bias"] = sizes[name].new_zeros(()) if bias is None else bias.abs().amax()
+    return sizes
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """How far two sound computations of one layer can differ through rounding alone.
+
+    Both sides do the same mathematics in another order (other blocks of a sum, softmax fused or written out),
+    so they differ by a few units in the last place. Rounding errors have either sign and mostly cancel: those
+    of a sum of n terms grow like sqrt(n), not like n (Higham and Mary 2019, "A New Approach to Probabilistic
+    Rounding Error Analysis"). With u the unit roundoff of the dtype (2^-24 in float32), T the number of
+    tokens, and |...| the largest norm over all positions:
+
+    query, key, value
+        A projected number is a sum of d_model products, and a bias. |x| |w| + |b|, the norms of
+        an input and of a row of the weight matrix, bounds every partial sum: 8 u times that.
+    weights
+        This is the tolerance that is reported, one number a head. A scaled score is a sum of head_dim
+        products. S = |q| |k| scale is the largest that it can be, and half a unit of S its error on
+        each side. The two sides' queries and keys differ already, by dq and dk: measured, but counted only
+        as far as the bounds above allow. That moves a score by D = (|dq| |k| + |q| |dk|) scale
+        if both point the same way; as they have nothing to do with each other, by D / sqrt(head_dim). By the
+        softmax, scores that are wrong by e make a weight wrong by at most e / 2 (its derivative is w (1 - w),
+        at most 1/4, and other scores may be wrong the other way). Exponentials and divisions add 8 units, the
+        sum over the keys sqrt(T): u (S / 2 + 8 + sqrt(T)) + D / (2 sqrt(head_dim)).
+    row_sum
+        A row of the model's weights sums to 1 but for its two sums over T keys: u (8 + 2 sqrt(T)).
+    context
+        A mean of values: the measured difference of its weights, summed over a row, times |v|; the
+        measured difference of the values; and u (8 + sqrt(T)) |v| for the sum. So a wrong weight or value
+        is not reported a second time as a wrong context, and the bound for the context proper stays tight.
+    output
+        Likewise: the norm of the measured difference of the contexts times |w|, and the rounding of a
+        projection.
+
+    On the bundled models the worst error of a weight is 7 to 15 u and the largest tolerance 47 to 95 u, so
+    no sound head comes near it, while a scale that is off by 1% moves weights by thousands of u.
+    """
+
+    query: float
+    key: float
+    value: float
+    weights: tuple[float, ...]
+    row_sum: float
+    context: tuple[float, ...]
+    output: float
+
+
+@dataclass(frozen=True)
+class _Errors:
+    """Measured differences of one layer on one batch; a tuple has a number a head.
+
+    ``query`` to ``forbidden`` are largest entries, ``query_error_norm`` and ``key_error_norm`` the largest
+    norms of a difference of vectors. ``row`` is the largest sum over a row of differences of weights,
+    ``total`` their sum over all rows. ``worst`` is the place of the largest as (text, query, key), ``ours``
+    and ``theirs`` the two weights there. ``query_norm`` to ``value_norm`` are the largest norms of our
+    vectors. The rest are of all heads together: the largest norms of an input of the layer, of our contexts
+    and of their difference, and the largest difference of an output.
+    """
+
+    query: tuple[float, ...]
+    key: tuple[float, ...]
+    value: tuple[float, ...]
+    weights: tuple[float, ...]
+    row_sum: tuple[float, ...]
+    context: tuple[float, ...]
+    forbidden: tuple[float, ...] | None
+    query_error_norm: tuple[float, ...]
+    key_error_norm: tuple[float, ...]
+    row: tuple[float, ...]
+    total: tuple[float, ...]
+    worst: Places
+    ours: tuple[float, ...]
+    theirs: tuple[float, ...]
+    query_norm: tuple[float, ...]
+    key_norm: tuple[float, ...]
+    value_norm: tuple[float, ...]
+    input_norm: float
+    context_norm: float
+    context_error_norm: float
+    output: float
+
+
+class Tally(Findings):
+    """What every batch shows about every head, computed from the weights."""
+
+    def __init__(self, model: Model, encodings: Sequence[Encoding]) -> None:
+        super().__init__(model, FROM_WEIGHTS, encodings)
+        # A float64 model whose code goes through float32 somewhere is no more exact than that.
+        through_float32 = model.dtype == torch.float64 and model.known_family.float32_inside
+        self.unit = torch.finfo(torch.float32 if through_float32 else model.dtype).eps / 2
+
+    def add(self, recording: Recording, again: Recomputed, texts: Sequence[int]) -> None:
+        """Compare one layer on one batch; ``texts`` are the indices of the batch's texts."""
+        seen, real = recording.layers[again.layer], recording.attention_mask
+        scale = self.model.sites[again.layer].scale
+        with precise(self.model.device), torch.no_grad():
+            errors = _measure(seen, again, real)
+            bounds = _bounds(seen, again, errors, scale, self.unit)
+            num_heads = len(errors.worst)
+            sampled = again.layer % num_heads
+            text, query, _ = errors.worst[sampled]
+            if errors.weights[sampled] == 0.0:  # no worst row: the last one sees every key
+                query = len(recording.encodings[text]) - 1
+            loops = _loops_error(seen, again, sampled, text, query, scale, recording)
+
+        for head in range(num_heads):
+            error_and_bound = {
+                "weights": (errors.weights[head], bounds.weights[head]),
+                "query": (errors.query[head], bounds.query),
+                "key": (errors.key[head], bounds.key),
+                "value": (errors.value[head], bounds.value),
+                "context": (errors.context[head], bounds.context[head]),
+                "row sums": (errors.row_sum[head], bounds.row_sum),
+            }
+            if head == sampled:
+                error_and_bound["loops"] = (loops, bounds.weights[head])
+            if errors.forbidden is not None:
+                error_and_bound["forbidden weight"] = (errors.forbidden[head], 0.0)
+            # Written so that a NaN fails.
+            failed = tuple(name for name, (error, bound) in error_and_bound.items() if not error <= bound)
+            text, query, key = errors.worst[head]
+            encoding = self.encodings[texts[text]]
+            check = HeadCheck(
+                layer=again.layer,
+                head=head,
+                max_abs_error=errors.weights[head],
+                mean_abs_error=errors.total[head] / again.cells,
+                tolerance=bounds.weights[head],
+                worst=Cell(
+                    text=texts[text],
+                    query=query,
+                    key=key,
+                    query_token=encoding.tokens[query],
+                    # A model that looks at padding can be worst there.
+                    key_token=encoding.tokens[key] if key < len(encoding) else "padding",
+                    from_scratch=errors.ours[head],
+                    model=errors.theirs[head],
+                ),
+                query_error=errors.query[head],
+                key_error=errors.key[head],
+                value_error=errors.value[head],
+                context_error=errors.context[head],
+                forbidden_weight=None if errors.forbidden is None else errors.forbidden[head],
+                row_sum_error=errors.row_sum[head],
+                loops_error=loops if head == sampled else None,
+                failed=failed,
+                passed=not failed,
+            )
+            self.add_head(check, again.cells)
+        self.add_layer(LayerCheck(again.layer, errors.output, bounds.output, errors.output <= bounds.output))
+
+
+def _measure(seen: LayerRecord, again: Recomputed, attention_mask: Tensor) -> _Errors:
+    """Differences between the model and the computation from scratch; padding is left out as queries."""
+    steps = again.steps
+    real = None if attention_mask.all() else attention_mask  # (B, T)
+    of_heads, worst = compare_maps(
+        steps.heads.weights, seen.weights, real, forbidden=forbidden_keys(again.mask, real)
+    )
+    ours = torch.stack([steps.query, steps.key, steps.value])  # (3, B, H, T, head_dim)
+    projected = difference(ours, torch.stack([seen.query, seen.key, seen.value]), real)
+    for name, error in zip(("query", "key", "value"), projected.amax(dim=(1, 3, 4)), strict=True):
+        of_heads[name] = error
+    of_heads["query_error_norm"], of_heads["key_error_norm"], _ = largest_norm(projected)
+    norms = largest_norm(real_only(ours, real))
+    of_heads["query_norm"], of_heads["key_norm"], of_heads["value_norm"] = norms
+    context = difference(steps.context[:, None], seen.context[:, None], real)  # (B, 1, T, H * head_dim)
+    by_head = context.squeeze(1).unflatten(-1, (seen.weights.shape[1], -1)).transpose(1, 2)
+    of_heads["context"] = largest_entry(by_head)  # (B, H, T, head_dim) -> (H,)
+    of_all = {
+        "input_norm": largest_norm(real_only(seen.input[:, None], real))[0],
+        "context_norm": largest_norm(real_only(steps.context[:, None], real))[0],
+        "context_error_norm": largest_norm(context)[0],
+        "output": difference(steps.output[:, None], seen.output[:, None], real).amax(),
+    }
+    return _Errors(**{"forbidden": None, **fetched(of_heads), **fetched(of_all)}, worst=places(worst))
+
+
+def _bounds(seen: LayerRecord, again: Recomputed, errors: _Errors, scale: float, u: float) -> Bounds:
+    sqrt_length, sqrt_width = math.sqrt(seen.weights.shape[-1]), math.sqrt(seen.query.shape[-1])
+    sizes = fetched(again.sizes)
+
+    def projection(name: str, size: float) -> float:
+        return 8 * u * (size * sizes[name] + sizes[f"{name} bias"])
+
+    query, key, value = (projection(name, errors.input_norm) for name in ("query", "key", "value"))
+    weights, context = [], []
+    norms = zip(errors.query_norm, errors.key_norm, errors.value_norm, strict=True)
+    for head, (q, k, v) in enumerate(norms):
+        dq = min(sqrt_width * query, errors.query_error_norm[head])
+        dk = min(sqrt_width * key, errors.key_error_norm[head])
+        moved = (dq * k + q * dk) * scale / sqrt_width
+        weights.append(u * (q * k * scale / 2 + 8 + sqrt_length) + moved / 2)
+        context.append(errors.row[head] * v + errors.value[head] + u * (8 + sqrt_length) * v)
+    return Bounds(
+        query=query,
+        key=key,
+        value=value,
+        weights=tuple(weights),
+        row_sum=u * (8 + 2 * sqrt_length),
+        context=tuple(context),
+        output=projection("output", errors.context_norm) + errors.context_error_norm * sizes["output"],
+    )
+
+
+def _loops_error(
+    seen: LayerRecord,
+    again: Recomputed,
+    head: int,
+    text: int,
+    query: int,
+    scale: float,
+    recording: Recording,
+) -> float:
+    """One row of a head by nested loops in float64, against the model's weights.
+
+    From the model's own query and keys, so that nothing is shared with the computation from scratch.
+    """
+    length = len(recording.encodings[text])
+    rows = slice(query, query + 1)
+    weights, _ = attention_by_loops(
+        seen.query[text, head, rows],
+        seen.key[text, head, :length],
+        seen.value[text, head, :length, :1],  # one column of it, as only the weights are wanted
+        mask=None if again.mask is None else again.mask[text, 0, rows, :length].cpu(),
+        scale=scale,
+    )
+    return float((weights - seen.weights[text, head, rows, :length].cpu().double()).abs().max())

@@ -1,0 +1,225 @@
+"""One run of a model beside the from-scratch computation of every head, for looking at."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields, replace
+
+from torch import Tensor
+
+from probe.analyses.checks import query_key
+from probe.analyses.checks.report import HeadCheck, Report
+from probe.analyses.checks.weights import Tally, allowed_mask, recompute
+from probe.analyses.masks import MaskComparison, masks_of
+from probe.analyses.predict import Prediction, predictions_of
+from probe.analyses.trace import Trace, trace_of
+from probe.models import backend
+from probe.models.kinds import sides, which_kind
+from probe.models.loading import Model, resolve
+from probe.running.inputs import encode_for, encode_targets, encode_tensors, tensors_for
+from probe.running.recording import Recording, record
+from probe.running.tokens import Encoding, Text
+
+
+@dataclass(frozen=True, eq=False)
+class Maps:
+    """All heads of one attention on one text, on the model's device.
+
+    Attributes
+    ----------
+    from_scratch, from_model : (H, Tq, Tk), the weights as ``attention`` computes them and as the model did.
+    allowed : (H or 1, Tq, Tk), bool, which keys each query may attend to; None for all.
+    """
+
+    from_scratch: Tensor
+    from_model: Tensor
+    allowed: Tensor | None
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """All heads of one run on one text, twice. Made by ``compare``; asking it anything runs no model.
+
+    Where a head is asked for, ``kind`` is for models with an encoder and a decoder: "encoder", "decoder" or
+    "cross". Their maps are (T, T), (S, S) and (S, T), for T tokens of the source and S of the target.
+
+    Attributes
+    ----------
+    model : the model that was run.
+    report : what ``verify`` says of the same run.
+    encoding, target : the tokens of the text, and of what the decoder was given if there is one.
+    predictions : the likeliest words, where the head for words was run and the text leaves something to
+        predict.
+    maps : by kind of attention and layer.
+    """
+
+    model: Model
+    report: Report
+    encoding: Encoding
+    target: Encoding | None
+    predictions: tuple[Prediction, ...]
+    maps: Mapping[tuple[str, int], Maps] = field(repr=False)
+    _recording: Recording | None = field(repr=False)
+
+    @property
+    def recording(self) -> Recording:
+        """All that went into the heads.
+
+        Raises
+        ------
+        ProbeError
+            If where the model's weights lie isn't known, so that it was checked from query and key.
+        """
+        if self._recording is None:
+            raise self.model.not_taken_apart()
+        return self._recording
+
+    def from_scratch(self, layer: int, head: int, kind: str | None = None) -> Tensor:
+        """The head's weights as ``attention`` computes them: (T, T) on the CPU, [query, key].
+
+        Raises
+        ------
+        ProbeError
+            If there is no such layer, head or kind, or several kinds and none was named.
+        """
+        return self._maps(layer, head, kind).from_scratch[head].cpu()
+
+    def from_model(self, layer: int, head: int, kind: str | None = None) -> Tensor:
+        """The head's weights as the model computed them: (T, T) on the CPU. Raises as ``from_scratch``."""
+        return self._maps(layer, head, kind).from_model[head].cpu()
+
+    def difference(self, layer: int, head: int, kind: str | None = None) -> Tensor:
+        """Absolute difference of the two: (T, T). Raises as ``from_scratch``."""
+        return (self.from_scratch(layer, head, kind) - self.from_model(layer, head, kind)).abs()
+
+    def check(self, layer: int, head: int, kind: str | None = None) -> HeadCheck:
+        """What the report says of the head. Raises as ``from_scratch``."""
+        self._maps(layer, head, kind)
+        place = (kind or self.model.kinds[0], layer, head)
+        return next(one for one in self.report.heads if (one.kind, one.layer, one.head) == place)
+
+    def allowed(self, layer: int, head: int, kind: str | None = None) -> Tensor | None:
+        """Which keys each query may attend to, (T, T), bool; None for all. Raises as ``from_scratch``."""
+        maps = self._maps(layer, head, kind)
+        return None if maps.allowed is None else maps.allowed.expand_as(maps.from_model)[head].cpu()
+
+    def sides(self, kind: str | None = None) -> tuple[Encoding, Encoding]:
+        """Whose tokens the queries and the keys of a kind of attention are."""
+        kind = which_kind(self.model.name, self.model.kinds, kind)
+        return sides(kind, self.encoding, self.target or self.encoding)
+
+    def layers(self) -> Iterator[tuple[int, Tensor, Tensor | None]]:
+        """The run as ``capture.watch`` shows it: layer, (H, T, T) weights, and which keys may be attended to.
+
+        Raises
+        ------
+        ProbeError
+            If the model has several kinds of attention.
+        """
+        kind = which_kind(self.model.name, self.model.kinds, None)
+        for layer in range(self.model.num_layers):
+            maps = self.maps[kind, layer]
+            yield (
+                layer,
+                maps.from_model,
+                None if maps.allowed is None else maps.allowed.expand_as(maps.from_model),
+            )
+
+    def compare_masks(self, layer: int, head: int, *, other: Recording | None = None) -> MaskComparison:
+        """The head under the causal and the bidirectional mask; ``other`` as for ``masking.masks_of``."""
+        return masks_of(self.recording, layer, head, other=other)
+
+    def trace(self, layer: int, head: int, query: int) -> Trace:
+        """One row of one head, number by number."""
+        return trace_of(self.recording, layer, head, query)
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that its tensors take."""
+        parts: list[object] = [*self.maps.values(), *(self._recording.layers if self._recording else ())]
+        tensors = (getattr(part, one.name) for part in parts for one in fields(part))  # type: ignore[arg-type]
+        storages = [tensor.untyped_storage() for tensor in tensors if isinstance(tensor, Tensor)]
+        return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
+    def _maps(self, layer: int, head: int, kind: str | None) -> Maps:
+        kind = which_kind(self.model.name, self.model.kinds, kind)
+        self.model.check_head(layer, head, kind)
+        return self.maps[kind, layer]
+
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        from probe.display.notebook import comparison_html
+
+        return comparison_html(self)
+
+
+def compare(
+    model: Model | str,
+    text: Text | Mapping[str, Tensor],
+    target: str | None = None,
+    *,
+    truncate: bool = False,
+) -> Comparison:
+    """Run a model once on a text and compute every head again from scratch, as ``verify`` does.
+
+    Parameters
+    ----------
+    text : a text or a pair of texts; for a model of images or sound what its processor returns for one.
+    target : for a model with an encoder and a decoder, what it is to produce.
+
+    Raises
+    ------
+    ProbeError
+        As ``verify``.
+
+    Examples
+    --------
+    >>> comparison = compare("gpt2", "The cat sat on the mat.")
+    >>> bool(comparison.difference(layer=4, head=5).max() < 1e-5)
+    True
+    """
+    model = resolve(model)
+    if model.family is None:
+        query_key.check_possible(model)
+    if isinstance(text, Mapping):
+        return _from_query_and_key(model, tensors_for(model, text))
+    encoding = encode_for(model, text, truncate=truncate)
+    targets = encode_targets(model, text, target, truncate=truncate)
+    if model.family is None:
+        return _from_query_and_key(model, encoding, *targets)
+    return comparison_of(record(model, [encoding], logits=True))
+
+
+def comparison_of(recording: Recording) -> Comparison:
+    """``compare`` for a run of a single text that has been recorded already."""
+    model, (encoding,) = recording.model, recording.encodings
+    tally, maps = Tally(model, [encoding]), {}
+    for again in recompute(recording):
+        tally.add(recording, again, [0])
+        mask = allowed_mask(recording, model.sites[again.layer].window)
+        maps["self", again.layer] = Maps(
+            again.steps.heads.weights[0],
+            recording.layers[again.layer].weights[0],
+            None if mask is None else mask[0],
+        )
+    predictions = predictions_of(recording)
+    # The scores of the whole vocabulary at every position would be most of what a comparison keeps.
+    slim = replace(recording, logits=None)
+    return Comparison(model, tally.report(), encoding, None, predictions, maps, slim)
+
+
+def _from_query_and_key(
+    model: Model, given: Encoding | Mapping[str, Tensor], target: Encoding | None = None
+) -> Comparison:
+    maps: dict[tuple[str, int], Maps] = {}
+
+    def keep(here: backend.Attention, call: backend.Call, ours: Tensor, theirs: Tensor) -> None:
+        allowed = None if call.mask is None else call.mask.expand(1, -1, *theirs.shape[2:])[0]
+        maps[here.kind, here.layer] = Maps(ours[0], theirs[0], allowed)
+
+    if isinstance(given, Encoding):
+        report, encoding = query_key.check_texts(model, [given], [target] if target else [], keep), given
+    else:
+        report = query_key.check_tensors(model, dict(given), keep)
+        encoding, target = encode_tensors(model, given, maps[model.kinds[0], 0].from_model.shape[-1])
+    return Comparison(model, report, encoding, target, (), maps, None)

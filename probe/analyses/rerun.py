@@ -1,0 +1,95 @@
+"""A whole model run with ``attention`` as its attention."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from probe.display.nonfinite import nonfinite
+from probe.models import backend
+from probe.models.loading import Model, resolve
+from probe.running.inputs import batch_inputs, cuts, encode_for, encode_targets
+from probe.running.tokens import Text
+
+
+@dataclass(frozen=True, eq=False)
+class FromScratchRun:
+    """What a model gives with its attention computed from scratch in every layer, beside what it gives by
+    itself.
+
+    Attributes
+    ----------
+    model_name, source : which model.
+    text, truncated : as in a ``Run``.
+    target : the decoder's text, for a model with an encoder and a decoder.
+    tokens : T tokens, of the target if there is one.
+    what : "logits" for a model with a head for words, else "last hidden state".
+    from_scratch, model : (T, vocabulary) or (T, d_model), on the CPU.
+    """
+
+    model_name: str
+    source: str
+    text: Text
+    target: str | None
+    tokens: tuple[str, ...]
+    truncated: str | None
+    what: str
+    from_scratch: Tensor
+    model: Tensor
+
+    @property
+    def max_abs_error(self) -> float:
+        """The largest absolute difference of the two; rounding in one layer grows in the next."""
+        return float((self.from_scratch - self.model).abs().max())
+
+    def __str__(self) -> str:
+        problem = nonfinite(self.model_name, (self.from_scratch, self.model))
+        return problem or (
+            f"{self.model_name} ({self.source}) with its attention from scratch: {self.what} of "
+            f"{len(self.tokens)} tokens differ by at most {self.max_abs_error:.1e} from the model's own, "
+            f"whose largest is {float(self.model.abs().max()):.1f}."
+        )
+
+
+def run_from_scratch(
+    model: Model | str, text: Text, *, target: str | None = None, truncate: bool = False
+) -> FromScratchRun:
+    """Run a model twice: on its own backend, and with ``attention`` in place of it in every layer.
+
+    ``target`` is the decoder's text, for a model with an encoder and a decoder; the result is then about it.
+
+    Raises
+    ------
+    ProbeError
+        If there is no such model, the text can't be taken, or its attention is code of its own.
+    """
+    model = resolve(model)
+    encoding = encode_for(model, text, truncate=truncate)
+    targets = encode_targets(model, text, target, truncate=truncate)
+    inputs, _ = batch_inputs(model, [encoding], targets)
+    shown = targets[0] if targets else encoding
+    network = model.hf if model.predicts_words else model.hf.base_model
+
+    def output() -> Tensor:
+        result: Any = network(**inputs)
+        values: Tensor = result.logits if model.predicts_words else result.last_hidden_state
+        return values[0].cpu()
+
+    with backend.undisturbed(model.hf), torch.no_grad():
+        own = output()
+        with backend.from_scratch_backend(model.hf):
+            from_scratch = output()
+    return FromScratchRun(
+        model_name=model.name,
+        source=model.source,
+        text=text,
+        target=target,
+        tokens=shown.tokens,
+        truncated=cuts(encoding, targets[0] if targets else None),
+        what="logits" if model.predicts_words else "last hidden state",
+        from_scratch=from_scratch,
+        model=own,
+    )

@@ -1,0 +1,1 @@
+"""Faces for any result: tables, panels, terminal, notebook, pictures, pages and workbooks."""

