@@ -24,10 +24,10 @@ def verify(
 ) -> Report:
     """Check every head of every layer on one or more texts.
 
-    Of a model whose weights are described in ``probe/models/families``, each layer's own captured input goes through
-    ``attention.MultiHeadAttention`` holding a copy of that layer's weights: ``Report.check`` is "from the
-    weights". Any other that uses transformers' attention interface is checked "from query and key": those the
-    model itself made go through ``attention``. Texts of different length are run together, padded; padded
+    Of a model whose weights are described in ``probe/models/families``, each layer's own captured input goes
+    through ``attention.MultiHeadAttention`` holding a copy of that layer's weights: ``Report.check`` is "from
+    the weights". Any other that uses transformers' attention interface is checked "from query and key": those
+    the model itself made go through ``attention``. Texts of different length are run together, padded; padded
     positions are left out of every comparison, as queries, and must get no weight as keys.
 
     Parameters
