@@ -5,21 +5,23 @@
 """
 
 from probe.analyses.ablate import Ablation, Ranking, ablate, rank_heads
+from probe.analyses.attend import Run, attend
 from probe.analyses.checks.report import Cell, HeadCheck, LayerCheck, Report
 from probe.analyses.compare import Comparison, compare
 from probe.analyses.find import FoundHeads, find_heads
 from probe.analyses.masks import MaskComparison, compare_masks
-from probe.analyses.measures import HeadMeasures, Rollout, measure_heads, rollout
+from probe.analyses.measures import HeadMeasures, measure_heads
 from probe.analyses.predict import Prediction, Predictions, predict
 from probe.analyses.rerun import FromScratchRun, run_from_scratch
+from probe.analyses.rollout import Rollout, rollout
 from probe.analyses.texts import TextComparison, compare_texts
 from probe.analyses.trace import Trace, trace
 from probe.analyses.verify import verify
-from probe.display.workbook import to_workbook
 from probe.errors import ProbeError
-from probe.files.export import Reproduction, export, reproduce
+from probe.files.export import export
+from probe.files.reproduce import Reproduction, reproduce
+from probe.files.workbook import to_workbook
 from probe.models.loading import Model, load
-from probe.running.capture import Run, attend
 from probe.running.words import Words, group_words, single_tokens
 from probe.version import __version__ as __version__
 

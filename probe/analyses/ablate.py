@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 from attention import scaled_dot_product_attention, softmax
-from probe.analyses.predict import Prediction, predicted_rows, prediction_at
+from probe.analyses.predict import Prediction, predicted_rows, prediction_at, prediction_panel
+from probe.analyses.result import Origin, Result, analysis, named
+from probe.display.data import Axis, Cell, Column, Numbers, Panel, Sheet, Table, array, heads_panel
 from probe.display.nonfinite import descending, nonfinite
 from probe.errors import ProbeError
 from probe.models import backend
@@ -52,24 +54,18 @@ class Change:
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain numbers, strings and lists."""
-        return {
-            "position": self.position,
-            "before": self.before.to_dict()["candidates"],
-            "after": self.after.to_dict()["candidates"],
-            "favourite": self.favourite,
-            "probability_before": self.probability_before,
-            "probability_after": self.probability_after,
-            "divergence": self.divergence,
-        }
+        plain = {one.name: getattr(self, one.name) for one in fields(self)}
+        candidates = {name: plain[name].to_dict()["candidates"] for name in ("before", "after")}
+        return plain | candidates
 
 
-@dataclass(frozen=True, eq=False)
-class Ablation:
+@dataclass(frozen=True, eq=False, repr=False)
+class Ablation(Result, what="ablation"):
     """A run with some heads changed beside the run as it is. Made by ``ablate``.
 
     Attributes
     ----------
-    model_name, source, text, tokens, truncated : as in a ``Run``; T tokens.
+    text, tokens, truncated : as in a ``Run``; T tokens.
     heads : the (layer, head) pairs that were changed.
     how : "zero", "mean" or "other mask", see ``ablate``.
     changes : one for each place where the model predicts a word; empty if it has no head for words or the
@@ -79,8 +75,8 @@ class Ablation:
         before| / |before|.
     """
 
-    model_name: str
-    source: str
+    also_in_dict = ("effect", "summary")
+
     text: Text
     tokens: tuple[str, ...]
     truncated: str | None
@@ -123,47 +119,128 @@ class Ablation:
             )
         return f"{self.model_name} with {named}{more} {does}: {what}."
 
-    def to_dict(self) -> dict[str, Any]:
-        """Everything as plain numbers, strings and lists."""
-        return {
-            "model": self.model_name,
-            "source": self.source,
-            "text": self.text,
-            "tokens": list(self.tokens),
-            "truncated": self.truncated,
-            "heads": [list(pair) for pair in self.heads],
-            "how": self.how,
-            "changes": [change.to_dict() for change in self.changes],
-            "logit_change": self.logit_change,
-            "hidden_change": self.hidden_change.tolist(),
-            "effect": self.effect,
-            "summary": self.summary,
-        }
+    def _argument(self, name: str) -> Any:
+        return list(self.heads) if name == "heads" else getattr(self, name)
 
-    def __str__(self) -> str:
-        return self.summary
+    def blocks(self) -> Numbers:
+        """How far each token moved, and at each place the probabilities of both runs."""
+        blocks = {"hidden_change": array(self.hidden_change)}
+        if self.logit_change is not None:
+            blocks["logit_change"] = array(self.logit_change)
+        for change in self.changes:
+            at = f"position_{change.position}"
+            for name in ("probability_before", "probability_after", "divergence"):
+                blocks[f"{at}_{name}"] = array(getattr(change, name))
+            for name in ("before", "after"):
+                candidates = getattr(change, name).candidates
+                blocks |= {
+                    f"{at}_{name}_{rank}_{text}": array(share)
+                    for rank, (text, share) in enumerate(candidates)
+                }
+        return blocks
+
+    def table(self) -> Table:
+        """A row for each token: how far its last hidden state moved."""
+        return Table(
+            (
+                Column("token", named(self.tokens)),
+                Column("hidden change", self.hidden_change.tolist(), digits=".4f"),
+            )
+        )
+
+    def printed(self) -> tuple[Table, ...]:
+        """Nothing beyond the summary."""
+        return ()
+
+    def _sheet(self) -> Sheet:
+        """How far each token moved, and the likeliest words of each place in both runs."""
+        bars = Panel(
+            "Change of each token's last hidden state",
+            "hidden state",
+            self.hidden_change,
+            Axis("token", self.tokens),
+            Axis("", ("change",)),
+            "bars",
+            "relative to its length",
+        )
+        predicted = [
+            replace(prediction_panel(one), title=f"Predicted at position {one.position}, {when}")
+            for change in self.changes
+            for one, when in ((change.before, "as it is"), (change.after, "changed"))
+        ]
+        return Sheet(f"{self.model_name} ({self.source})", (bars, *predicted), (self.summary,))
 
 
-@dataclass(frozen=True)
-class Ranking:
+@dataclass(frozen=True, eq=False, repr=False)
+class Ranking(Result, what="ranking"):
     """The heads of a model by their effect on one text, largest first, NaN last: one ablation each."""
+
+    not_in_dict = ("ablations",)
+    also_in_dict = ("how", "heads")
 
     ablations: tuple[Ablation, ...]
 
-    def to_dict(self) -> dict[str, Any]:
-        """Everything as plain numbers, strings and lists."""
-        rows = [
-            {"layer": layer, "head": head, "effect": ablation.effect, "summary": ablation.summary}
-            for ablation in self.ablations
-            for layer, head in ablation.heads
+    @property
+    def how(self) -> How:
+        """What each head gave instead."""
+        return self.ablations[0].how
+
+    @property
+    def text(self) -> Text:
+        return self.ablations[0].text
+
+    @property
+    def tokens(self) -> tuple[str, ...]:
+        return self.ablations[0].tokens
+
+    @property
+    def truncated(self) -> str | None:
+        return self.ablations[0].truncated
+
+    @property
+    def heads(self) -> list[dict[str, Any]]:
+        """Each head with its effect, as ``to_dict`` has them."""
+        return [
+            {"layer": layer, "head": head, "effect": one.effect, "summary": one.summary}
+            for one in self.ablations
+            for layer, head in one.heads
         ]
-        return {"how": self.ablations[0].how, "heads": rows}
 
-    def __str__(self) -> str:
-        rows = (f"{ablation.effect:10.4g}  {ablation.summary}" for ablation in self.ablations)
-        return "\n".join([f"{'effect':>10}  what changed", *rows])
+    @property
+    def summary(self) -> str:
+        """The head that matters most, in one line."""
+        return f"All heads of {self.model_name}, each changed alone. The first: {self.ablations[0].summary}"
+
+    def _rows(self, ablations: Sequence[Ablation]) -> Table:
+        columns: dict[str, list[Cell]] = {
+            "layer": [one.heads[0][0] for one in ablations],
+            "head": [one.heads[0][1] for one in ablations],
+            "effect": [one.effect for one in ablations],
+            "logit_change": [one.logit_change for one in ablations],
+        }
+        digits = {"effect": ".4g", "logit_change": ".4g"}
+        return Table(
+            tuple(Column(name, cells, digits=digits.get(name, "")) for name, cells in columns.items())
+        )
+
+    def table(self) -> Table:
+        """A row for each head, in the order of layers."""
+        return self._rows(sorted(self.ablations, key=lambda one: one.heads))
+
+    def printed(self) -> tuple[Table, ...]:
+        """The heads as they are ranked, and what each changed."""
+        changed = Column("what changed", [one.summary for one in self.ablations])
+        return (replace(self._rows(self.ablations), columns=(*self._rows(self.ablations).columns, changed)),)
+
+    def _sheet(self) -> Sheet:
+        """The effect of each head: a row for each layer, a column for each head."""
+        unit = "divergence in nats" if self.ablations[0].changes else "change of a hidden state"
+        effects = {one.heads[0]: one.effect for one in self.ablations}
+        panel = heads_panel("Effect of each head, changed alone", effects, unit, up_to_one=False)
+        return Sheet(f"{self.model_name} ({self.source}), heads by their effect", (panel,), (self.summary,))
 
 
+@analysis(Ablation)
 def ablate(
     model: Model | str,
     text: Text,
@@ -200,6 +277,7 @@ def ablate(
     return _compared(model, encoding, chosen, how, before)
 
 
+@analysis(Ranking)
 def rank_heads(
     model: Model | str,
     text: Text,
@@ -224,7 +302,8 @@ def rank_heads(
         ablations.append(_compared(model, encoding, {place[0]: [place[1]]}, how, before))
         if progress is not None:
             progress(done, len(places))
-    return Ranking(tuple(sorted(ablations, key=lambda ablation: descending(ablation.effect))))
+    ranked = sorted(ablations, key=lambda ablation: descending(ablation.effect))
+    return Ranking(tuple(ranked), origin=ranked[0].origin)
 
 
 def _chosen(model: Model, heads: Sequence[tuple[int, int] | int], how: str) -> dict[int, list[int]]:
@@ -301,8 +380,6 @@ def _compared(
         ):
             changes.append(_change(model, position + int(model.causal), old, new))
     return Ablation(
-        model_name=model.name,
-        source=model.source,
         text=encoding.text,
         tokens=encoding.tokens,
         truncated=encoding.truncated,
@@ -311,6 +388,7 @@ def _compared(
         changes=tuple(changes),
         logit_change=logit_change,
         hidden_change=(after.hidden - before.hidden).norm(dim=-1) / before.hidden.norm(dim=-1),
+        origin=Origin.of(model),
     )
 
 

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 from torch import Tensor
 
 from probe.analyses.checks import query_key
-from probe.analyses.checks.report import HeadCheck, Report
+from probe.analyses.checks.report import HeadCheck, Report, nan_is_worst
 from probe.analyses.checks.weights import Tally, allowed_mask, recompute
 from probe.analyses.masks import MaskComparison, masks_of
 from probe.analyses.predict import Prediction, predictions_of
+from probe.analyses.result import HeadsMixin, Place, Result, analysis, named, pair_table
 from probe.analyses.trace import Trace, trace_of
+from probe.display.data import Axis, Column, MapSet, Numbers, Panel, Sheet, Table, array
 from probe.models import backend
 from probe.models.kinds import sides, which_kind
 from probe.models.loading import Model, resolve
-from probe.running.inputs import encode_for, encode_targets, encode_tensors, tensors_for
+from probe.running.inputs import cuts, encode_for, encode_targets, encode_tensors, tensors_for
 from probe.running.recording import Recording, record
 from probe.running.tokens import Encoding, Text
 
@@ -36,8 +39,8 @@ class Maps:
     allowed: Tensor | None
 
 
-@dataclass(frozen=True, eq=False)
-class Comparison:
+@dataclass(frozen=True, eq=False, repr=False)
+class Comparison(HeadsMixin, Result, what="comparison"):
     """All heads of one run on one text, twice. Made by ``compare``; asking it anything runs no model.
 
     Where a head is asked for, ``kind`` is for models with an encoder and a decoder: "encoder", "decoder" or
@@ -51,7 +54,11 @@ class Comparison:
     predictions : the likeliest words, where the head for words was run and the text leaves something to
         predict.
     maps : by kind of attention and layer.
+    place : kind, layer and head of the only head that it shows; None for all.
     """
+
+    not_in_dict = ("model", "maps", "encoding", "place", "_recording")
+    also_in_dict = ("text", "tokens", "truncated")
 
     model: Model
     report: Report
@@ -60,6 +67,7 @@ class Comparison:
     predictions: tuple[Prediction, ...]
     maps: Mapping[tuple[str, int], Maps] = field(repr=False)
     _recording: Recording | None = field(repr=False)
+    place: Place | None = None
 
     @property
     def recording(self) -> Recording:
@@ -146,13 +154,166 @@ class Comparison:
         self.model.check_head(layer, head, kind)
         return self.maps[kind, layer]
 
-    def _repr_html_(self) -> str:
-        """For notebooks."""
-        from probe.display.notebook import comparison_html
+    # ---- as a result
 
-        return comparison_html(self)
+    @property
+    def own_report(self) -> Report:
+        return self.report
+
+    @property
+    def text(self) -> Text:
+        """The text."""
+        return self.encoding.text
+
+    @property
+    def tokens(self) -> tuple[str, ...]:
+        """The tokens of the text."""
+        return self.encoding.tokens
+
+    @property
+    def truncated(self) -> str | None:
+        """What was cut of the text or the target, or None."""
+        return cuts(self.encoding, self.target)
+
+    @property
+    def holds_many(self) -> bool:
+        return self.place is None
+
+    def only(self, layer: int, head: int, kind: str | None = None) -> Comparison:
+        check = self.check(layer, head, kind)
+        return replace(self, place=(check.kind, layer, head))
+
+    @property
+    def _shown(self) -> list[HeadCheck]:
+        """The checks of the heads that it shows."""
+        every = self.report.heads
+        return [one for one in every if self.place in (None, (one.kind, one.layer, one.head))]
+
+    def _argument(self, name: str) -> Any:
+        if name == "target":
+            return None if self.target is None else self.target.text
+        return getattr(self, name)
+
+    @property
+    def summary(self) -> str:
+        """The verdict; of one head alone, how far its two maps are apart."""
+        if self.place is None:
+            return self.report.verdict
+        (check,) = self._shown
+        return (
+            f"Largest difference of a token's weight {check.max_abs_error:.1e}, tolerance "
+            f"{check.tolerance:.1e}: {'the two agree' if check.passed else 'the two do NOT agree'}."
+        )
+
+    def blocks(self) -> Numbers:
+        """Both maps of each head."""
+        several = len(self.report.kinds) > 1
+        blocks: Numbers = {}
+        for one in self._shown:
+            asked = one.layer, one.head, one.kind
+            name = f"{f'{one.kind}_' if several else ''}layer_{one.layer}_head_{one.head}"
+            blocks[f"from_scratch_{name}"] = array(self.from_scratch(*asked))
+            blocks[f"model_{name}"] = array(self.from_model(*asked))
+        return blocks
+
+    def table(self) -> Table:
+        """A row for each pair of query and key of each head."""
+        tables = []
+        for one in self._shown:
+            asked = one.layer, one.head, one.kind
+            queries, keys = (named(side.tokens) for side in self.sides(one.kind))
+            pairs = pair_table(
+                queries, keys, from_scratch=self.from_scratch(*asked), model=self.from_model(*asked)
+            )
+            places = [
+                Column(name, [getattr(one, name)] * len(pairs))
+                for name in (*(["kind"] if len(self.report.kinds) > 1 else []), "layer", "head")
+            ]
+            tables.append((*(places if self.place is None else []), *pairs.columns))
+        return Table(
+            tuple(
+                replace(of[0], cells=[cell for column in of for cell in column.cells])
+                for of in zip(*tables, strict=True)
+            )
+        )
+
+    def printed(self) -> tuple[Table, ...]:
+        """The heads that agree least."""
+        worst = sorted(self._shown, key=lambda one: (one.passed, -nan_is_worst(one.max_abs_error)))
+        least = replace(self.report, heads=tuple(worst[:10]), layers=())
+        title = "The heads that agree least:" if len(worst) > 10 else ""
+        return tuple(replace(table, title=title) for table in least.printed())
+
+    def map_sets(self) -> tuple[MapSet, ...]:
+        sets = []
+        for kind in self.report.kinds:
+            weights = {
+                (one.layer, one.head): self.from_model(one.layer, one.head, kind)
+                for one in self._shown
+                if one.kind == kind
+            }
+            if weights:
+                queries, keys = self.sides(kind)
+                sets.append(MapSet(kind, queries.tokens, keys.tokens, weights))
+        return tuple(sets)
+
+    def _sheet(self) -> Sheet | None:
+        if self.place is None:
+            return None
+        kind, layer, head = self.place
+        asked = layer, head, kind
+        allowed = self.allowed(*asked)
+        masked = None if allowed is None else ~allowed
+        queries, keys = self.sides(kind)
+        panels = twice_panels(
+            self.report,
+            self.from_scratch(*asked),
+            self.from_model(*asked),
+            (Axis("query", queries.tokens), Axis("key", keys.tokens)),
+            masked,
+        )
+        title = f"{self.model_name} ({self.source}), {self.check(*asked).place}"
+        return Sheet(title, panels, (self.summary,))
+
+    def _overview(self) -> Sheet | None:
+        return self._sheet() or self.report._sheet()
 
 
+def twice_panels(
+    report: Report, ours: Tensor, theirs: Tensor, axes: tuple[Axis, Axis], masked: Tensor | None
+) -> tuple[Panel, Panel, Panel]:
+    """The panels of a map from scratch, the model's own, and how far they are apart."""
+    return (
+        Panel(
+            "From scratch",
+            "from scratch",
+            ours,
+            *axes,
+            note=f"computed here {report.check}, step by step",
+            masked=masked,
+        ),
+        Panel(
+            "The model's own",
+            "model",
+            theirs,
+            *axes,
+            note="what the model computed in its forward pass",
+            masked=masked,
+        ),
+        Panel(
+            "Absolute difference",
+            "difference",
+            (ours - theirs).abs(),
+            *axes,
+            kind="difference",
+            note="logarithmic scale",
+            masked=masked,
+            ends=report.difference_ends,
+        ),
+    )
+
+
+@analysis(Comparison)
 def compare(
     model: Model | str,
     text: Text | Mapping[str, Tensor],
@@ -205,7 +366,8 @@ def comparison_of(recording: Recording) -> Comparison:
     predictions = predictions_of(recording)
     # The scores of the whole vocabulary at every position would be most of what a comparison keeps.
     slim = replace(recording, logits=None)
-    return Comparison(model, tally.report(), encoding, None, predictions, maps, slim)
+    report = tally.report()
+    return Comparison(model, report, encoding, None, predictions, maps, slim, origin=report.origin)
 
 
 def _from_query_and_key(
@@ -222,4 +384,4 @@ def _from_query_and_key(
     else:
         report = query_key.check_tensors(model, dict(given), keep)
         encoding, target = encode_tensors(model, given, maps[model.kinds[0], 0].from_model.shape[-1])
-    return Comparison(model, report, encoding, target, (), maps, None)
+    return Comparison(model, report, encoding, target, (), maps, None, origin=report.origin)

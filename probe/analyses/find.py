@@ -5,13 +5,16 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from probe.analyses.attend import watched_origin
 from probe.analyses.compare import Comparison
+from probe.analyses.result import Origin, Result, analysis, columns_of
+from probe.display.data import Column, Sheet, Table, heads_panel
 from probe.display.nonfinite import descending, nonfinite
 from probe.errors import ProbeError
 from probe.models.loading import Model, resolve
@@ -36,10 +39,6 @@ class FoundWord:
         """The token positions of all occurrences, in order."""
         return tuple(sorted({position for occurrence in self.occurrences for position in occurrence}))
 
-    def to_dict(self) -> dict[str, Any]:
-        """Everything as plain strings and lists."""
-        return {"word": self.word, "occurrences": [list(positions) for positions in self.occurrences]}
-
 
 @dataclass(frozen=True)
 class HeadLink:
@@ -60,8 +59,8 @@ class HeadLink:
     difference: float | None
 
 
-@dataclass(frozen=True)
-class FoundHeads:
+@dataclass(frozen=True, eq=False, repr=False)
+class FoundHeads(Result, what="found"):
     """The heads of a model by how much weight links two words of one text. Printing it shows a table.
 
     Attributes
@@ -72,8 +71,8 @@ class FoundHeads:
     notice : a sentence about queries that were left out, or None.
     """
 
-    model_name: str
-    source: str
+    also_in_dict = ("summary",)
+
     text: Text
     tokens: tuple[str, ...]
     truncated: str | None
@@ -115,30 +114,50 @@ class FoundHeads:
             f"{_share(other.versus or 0.0)}."
         )
 
-    def to_dict(self) -> dict[str, Any]:
-        """Everything as plain numbers, strings and lists."""
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        return (self.notice,) if self.notice else ()
 
-        return {
-            "model": self.model_name,
-            "source": self.source,
-            "text": self.text,
-            "tokens": list(self.tokens),
-            "truncated": self.truncated,
-            "from_word": self.from_word.to_dict(),
-            "to_word": self.to_word.to_dict(),
-            "versus": self.versus and self.versus.to_dict(),
-            "queries": list(self.queries),
-            "heads": [asdict(head) for head in self.heads],
-            "notice": self.notice,
-            "summary": self.summary,
-        }
+    def _argument(self, name: str) -> Any:
+        value = getattr(self, name)
+        return value.word if isinstance(value, FoundWord) else value
 
-    def __str__(self) -> str:
-        from probe.display.terminal import found_table
+    def table(self) -> Table:
+        """A row for each head, in the order of layers: an order by nearly equal weights may change."""
+        heads = sorted(self.heads, key=lambda one: (one.layer, one.head))
+        return Table(columns_of(heads, ("layer", "head", "weight", "versus", "difference")))
 
-        return found_table(self, len(self.heads))
+    def printed(self) -> tuple[Table, ...]:
+        """The strongest links, and with a second target those that tell the two apart."""
+        by_difference = (self._listed(self.by_difference, "By difference:"),) if self.by_difference else ()
+        return self._listed(self.heads), *by_difference
+
+    def _listed(self, links: Sequence[HeadLink], title: str = "") -> Table:
+        words = [("weight", self.to_word), *([("versus", self.versus)] if self.versus else [])]
+        columns = [Column(name, [getattr(link, name) for link in links]) for name in ("layer", "head")]
+        columns += [
+            Column(name, [getattr(link, name) for link in links], f"on {word.word}", ".4f")
+            for name, word in words
+        ]
+        if self.versus:
+            columns.append(Column("difference", [link.difference for link in links], digits="+.4f"))
+        return Table(tuple(columns), title)
+
+    def _sheet(self) -> Sheet:
+        """A panel for each target: a row for each layer, a column for each head."""
+        targets = [("weight", self.to_word), *([("versus", self.versus)] if self.versus else [])]
+        panels = tuple(
+            heads_panel(
+                f"{self.from_word.word} → {word.word}",
+                {(link.layer, link.head): getattr(link, name) for link in self.heads},
+                "weight from the first word to the second",
+            )
+            for name, word in targets
+        )
+        return Sheet(f"{self.model_name} ({self.source}), all heads", panels, (self.summary,))
 
 
+@analysis(FoundHeads)
 def find_heads(
     model: Model | str,
     text: Text,
@@ -175,7 +194,7 @@ def find_heads(
     model = resolve(model)
     search = _Search(encode_for(model, text, truncate=truncate), from_word, to_word, versus)
     watch(model, search.encoding, search.see)
-    return search.result(model)
+    return search.result(watched_origin(model))
 
 
 def find_heads_of(
@@ -185,7 +204,7 @@ def find_heads_of(
     search = _Search(comparison.encoding, from_word, to_word, versus)
     for seen in comparison.layers():
         search.see(*seen)
-    return search.result(comparison.model)
+    return search.result(comparison.origin)
 
 
 class _Search:
@@ -210,21 +229,21 @@ class _Search:
         self.weights.append(torch.stack([rows[..., key].sum(-1, dtype=torch.float32).cpu() for key in keys]))
         self.visible.append(torch.stack([open_rows[..., key].any(-1).cpu() for key in keys]))
 
-    def result(self, model: Model) -> FoundHeads:
+    def result(self, origin: Origin) -> FoundHeads:
         to_word, versus = self.targets[0], self.targets[1] if len(self.targets) > 1 else None
         # (targets, Q): whether a query sees a target in any head of any layer.
         visible = torch.stack([layer.any(1) for layer in self.visible]).any(0)
         for target, seen in zip(self.targets, visible, strict=True):
             if not seen.any():
                 raise ProbeError(
-                    f'"{self.query.word}" can\'t see "{target.word}": in {model.name} a token sees only '
+                    f'"{self.query.word}" can\'t see "{target.word}": in {origin.model} a token sees only '
                     "itself and what came before it. Swap the two words, or name a later occurrence."
                 )
         counted = visible.all(0)
         if not counted.any():
             raise ProbeError(
                 f'No occurrence of "{self.query.word}" sees both "{self.targets[0].word}" and '
-                f'"{self.targets[-1].word}": in {model.name} a token sees only itself and what came before.'
+                f'"{self.targets[-1].word}": in {origin.model} a token sees only itself and what came before.'
             )
         links = []
         for layer, weights in enumerate(self.weights):
@@ -233,8 +252,6 @@ class _Search:
                 other = second[0] if second else None
                 links.append(HeadLink(layer, head, first, other, None if other is None else first - other))
         return FoundHeads(
-            model_name=model.name,
-            source=model.source,
             text=self.encoding.text,
             tokens=self.encoding.tokens,
             truncated=self.encoding.truncated,
@@ -246,6 +263,7 @@ class _Search:
             ),
             heads=tuple(sorted(links, key=lambda link: descending(link.weight))),
             notice=self.notice(counted),
+            origin=origin,
         )
 
     def notice(self, counted: Tensor) -> str | None:

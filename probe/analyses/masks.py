@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from attention import scaled_dot_product_attention
+from probe.analyses.result import Origin, Result, analysis, named, pair_table
+from probe.display.data import Axis, Column, Numbers, Panel, Sheet, Table, array
 from probe.display.nonfinite import nonfinite
 from probe.models.loading import Model, resolve
 from probe.models.precision import precise
@@ -20,8 +22,8 @@ from probe.running.tokens import Span, Text
 Direction = Literal["causal", "bidirectional"]
 
 
-@dataclass(frozen=True)
-class MaskComparison:
+@dataclass(frozen=True, eq=False, repr=False)
+class MaskComparison(Result, what="masks"):
     """One head under the causal mask, and without it.
 
     From the same queries and keys, unless ``whole_model``: then every layer of a second run was under the
@@ -30,7 +32,7 @@ class MaskComparison:
 
     Attributes
     ----------
-    model_name, source, layer, head : which head.
+    layer, head : which head.
     text, tokens, spans, special, truncated : as in a ``Run``.
     causal, bidirectional : (T, T) attention weights on the CPU, [query, key].
     moved
@@ -40,11 +42,10 @@ class MaskComparison:
         weight moves among the earlier tokens too.
     trained_with : "causal" or "bidirectional", the mask the model was trained with.
     window : how many tokens a query of this layer sees each way, itself included; None if there is no window.
-    labels : a caption for each of the two.
     """
 
-    model_name: str
-    source: str
+    also_in_dict = ("labels", "summary")
+
     layer: int
     head: int
     text: Text
@@ -61,6 +62,7 @@ class MaskComparison:
 
     @property
     def labels(self) -> dict[str, str]:
+        """A caption for each of the two."""
         other = "bidirectional" if self.trained_with == "causal" else "causal"
         window = "" if self.window is None else f" within the window of {self.window}"
         return {
@@ -94,39 +96,88 @@ class MaskComparison:
             f"{float(self.moved.mean()):.1%} of the weight moves."
         )
 
-    def to_dict(self) -> dict[str, Any]:
-        """Everything as plain numbers, strings and lists."""
+    def blocks(self) -> Numbers:
+        """Both maps, and the weight that moves."""
+        return {name: array(getattr(self, name)) for name in ("causal", "bidirectional", "moved")}
+
+    def table(self) -> Table:
+        """A row for each pair of query and key."""
+        return pair_table(
+            named(self.tokens), named(self.tokens), causal=self.causal, bidirectional=self.bidirectional
+        )
+
+    def printed(self) -> tuple[Table, ...]:
+        """How much weight each query has on later tokens once it may look at them."""
+        most = self.bidirectional.argmax(-1).tolist()
+        largest = [
+            f"{key} {self.tokens[key]} ({float(self.bidirectional[query, key]):.3f})"
+            for query, key in enumerate(most)
+        ]
+        columns = (
+            Column("query", range(len(self.tokens))),
+            Column("token", self.tokens),
+            Column("weight moved", self.moved.tolist(), digits=".4f"),
+            Column("on later tokens", self.later.tolist(), digits=".4f"),
+            Column("largest without the mask on", largest),
+        )
+        return (Table(columns),)
+
+    def _sheet(self) -> Sheet:
+        order: tuple[Direction, Direction] = ("causal", "bidirectional")
+        first, second = order if self.trained_with == "causal" else (order[1], order[0])
+        maps = {"causal": self.causal, "bidirectional": self.bidirectional}
+        sees = _sees(self.window)
+        axes = Axis("query", self.tokens), Axis("key", self.tokens)
+
+        def mask(kind: Direction) -> Panel:
+            name = f"{kind} mask"
+            return Panel(f"The {name}", name, self.allowed(kind), *axes, "mask", sees[kind])
+
+        def head(kind: Direction) -> Panel:
+            return Panel(
+                f"The head under the {kind} mask",
+                f"under {kind}",
+                maps[kind],
+                *axes,
+                note=self.labels[kind],
+                masked=~self.allowed(kind),
+            )
+
+        moved = Panel(
+            "Weight that moved, per query",
+            "moved",
+            self.moved,
+            *axes,
+            "bars",
+            f"from the {first} to the {second} mask",
+        )
+        change = Panel(
+            "Weight that moved, per cell",
+            "change",
+            maps[second] - maps[first],
+            *axes,
+            "change",
+            f"under {second} minus under {first}",
+        )
+        title = f"{self.model_name} ({self.source}), layer {self.layer}, head {self.head}"
+        panels = (mask(first), mask(second), moved, head(first), head(second), change)
+        return Sheet(title, panels, (self.summary,))
+
+
+def _sees(window: int | None) -> dict[Direction, str]:
+    """What each mask lets a query see, in words."""
+    if window is None:
         return {
-            "model": self.model_name,
-            "source": self.source,
-            "layer": self.layer,
-            "head": self.head,
-            "text": self.text,
-            "tokens": list(self.tokens),
-            "special": list(self.special),
-            "truncated": self.truncated,
-            "trained_with": self.trained_with,
-            "whole_model": self.whole_model,
-            "window": self.window,
-            "labels": self.labels,
-            "causal": self.causal.tolist(),
-            "bidirectional": self.bidirectional.tolist(),
-            "moved": self.moved.tolist(),
-            "summary": self.summary,
+            "causal": "a query sees itself and what came before",
+            "bidirectional": "a query sees every token",
         }
-
-    def __str__(self) -> str:
-        from probe.display.terminal import masks_table
-
-        return masks_table(self)
-
-    def _repr_html_(self) -> str:
-        """For notebooks."""
-        from probe.display.notebook import masks_html
-
-        return masks_html(self)
+    return {
+        "causal": f"this layer has a window: a query sees the last {window} tokens, itself included",
+        "bidirectional": f"this layer has a window: a query sees itself and {window - 1} tokens on each side",
+    }
 
 
+@analysis(MaskComparison)
 def compare_masks(
     model: Model | str,
     text: Text,
@@ -181,8 +232,6 @@ def masks_of(
         untrained: _weights(other or recording, layer, head, causal=untrained),
     }
     return MaskComparison(
-        model_name=model.name,
-        source=model.source,
         layer=layer,
         head=head,
         text=encoding.text,
@@ -196,6 +245,7 @@ def masks_of(
         trained_with="causal" if model.causal else "bidirectional",
         whole_model=other is not None,
         window=model.sites[layer].window,
+        origin=Origin.of(model, "eager"),
     )
 
 

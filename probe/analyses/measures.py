@@ -1,4 +1,4 @@
-"""What kind of head is it? Numbers that describe one attention map, and rollout, which multiplies maps up.
+"""What kind of head is it? Numbers that describe one attention map.
 
 All are mask-aware: a cell that a query may not attend to never counts, and a query that has only one key to
 attend to is left out, because its weight of 1 says nothing about the head. None stands for nothing to
@@ -8,20 +8,22 @@ measure.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from probe.analyses.attend import watched_origin
 from probe.analyses.compare import Comparison
+from probe.analyses.result import Origin, Result, analysis, columns_of
+from probe.display.data import Column, Sheet, Table, heads_panel
 from probe.display.nonfinite import nonfinite
 from probe.errors import ProbeError
 from probe.models.loading import Model, resolve
 from probe.running.capture import watch
 from probe.running.inputs import encode_for
-from probe.running.tokens import Encoding, Span, Text
+from probe.running.tokens import Encoding, Text
 
 
 @dataclass(frozen=True)
@@ -252,21 +254,26 @@ class HeadMeasure:
     induction: float | None
 
 
-@dataclass(frozen=True)
-class HeadMeasures:
+@dataclass(frozen=True, eq=False, repr=False)
+class HeadMeasures(Result, what="measures"):
     """All heads of a model, measured on one text. Printing it shows a table.
 
     They say what a head does with this text, not what it does in general. ``notice`` is a sentence where
     weights are no numbers, so that there is nothing to measure; else None.
     """
 
-    model_name: str
-    source: str
+    also_in_dict = ("measures",)
+
     text: Text
     tokens: tuple[str, ...]
     truncated: str | None
     heads: tuple[HeadMeasure, ...]
     notice: str | None
+
+    @property
+    def measures(self) -> tuple[Measure, ...]:
+        """What each measure is."""
+        return MEASURES
 
     def ranked(self, name: str, *, ascending: bool = False) -> tuple[HeadMeasure, ...]:
         """The heads by one measure, by its name or title, largest first; those without it at the end.
@@ -285,25 +292,45 @@ class HeadMeasures:
         ordered = sorted(with_it, key=lambda head: getattr(head, found), reverse=not ascending)
         return (*ordered, *without)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Everything as plain numbers, strings and lists."""
-        return {
-            "model": self.model_name,
-            "source": self.source,
-            "text": self.text,
-            "tokens": list(self.tokens),
-            "truncated": self.truncated,
-            "notice": self.notice,
-            "heads": [asdict(head) for head in self.heads],
-            "measures": [asdict(measure) for measure in MEASURES],
-        }
+    @property
+    def summary(self) -> str:
+        """What was measured, in one line."""
+        return f"{self.model_name} ({self.source}), {len(self.tokens)} tokens; means over queries"
 
-    def __str__(self) -> str:
-        from probe.display.terminal import measures_table
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        return (self.notice,) if self.notice else ()
 
-        return measures_table(self, self.heads)
+    def table(self) -> Table:
+        """A row for each head, in the order of layers."""
+        names = ("layer", "head", *(measure.name for measure in MEASURES))
+        return Table(columns_of(sorted(self.heads, key=lambda one: (one.layer, one.head)), names))
+
+    def printed(self) -> tuple[Table, ...]:
+        """The heads as they are ordered here, and what the columns mean."""
+        columns = [Column(name, [getattr(head, name) for head in self.heads]) for name in ("layer", "head")]
+        columns += [
+            Column(one.name, [getattr(head, one.name) for head in self.heads], one.title, ".3f")
+            for one in MEASURES
+        ]
+        meanings = tuple(f"{one.title}: {one.definition} {one.source}." for one in MEASURES)
+        return (Table(tuple(columns), notes=meanings),)
+
+    def _sheet(self) -> Sheet:
+        """A panel for each measure: a row for each layer, a column for each head."""
+        panels = tuple(
+            heads_panel(
+                one.title,
+                {(head.layer, head.head): getattr(head, one.name) for head in self.heads},
+                one.definition,
+                up_to_one=one.name != "distance",
+            )
+            for one in MEASURES
+        )
+        return Sheet(f"{self.model_name} ({self.source}), all heads", panels)
 
 
+@analysis(HeadMeasures)
 def measure_heads(model: Model | str, text: Text, *, truncate: bool = False) -> HeadMeasures:
     """Run a model once on a text and measure every head. No map is kept.
 
@@ -321,13 +348,14 @@ def measure_heads(model: Model | str, text: Text, *, truncate: bool = False) -> 
     encoding = encode_for(model, text, truncate=truncate)
     layers: list[_Measured] = []
     watch(model, encoding, lambda *seen: layers.append(_measured(model, encoding, *seen)))
-    return _measures(model, encoding, layers)
+    return _measures(watched_origin(model), encoding, layers)
 
 
 def measures_of(comparison: Comparison) -> HeadMeasures:
     """``measure_heads`` for a run that has been made already."""
     model, encoding = comparison.model, comparison.encoding
-    return _measures(model, encoding, [_measured(model, encoding, *seen) for seen in comparison.layers()])
+    layers = [_measured(model, encoding, *seen) for seen in comparison.layers()]
+    return _measures(comparison.origin, encoding, layers)
 
 
 _Measured = tuple[list[HeadMeasure], str | None]
@@ -356,138 +384,12 @@ def _measured(
     return heads, nonfinite(model.name, [weights])
 
 
-def _measures(model: Model, encoding: Encoding, layers: Sequence[_Measured]) -> HeadMeasures:
+def _measures(origin: Origin, encoding: Encoding, layers: Sequence[_Measured]) -> HeadMeasures:
     return HeadMeasures(
-        model.name,
-        model.source,
         encoding.text,
         encoding.tokens,
         encoding.truncated,
         tuple(head for heads, _ in layers for head in heads),
         next((notice for _, notice in layers if notice), None),
-    )
-
-
-def roll_out(layers: Iterable[Tensor]) -> list[Tensor]:
-    """Multiply the maps of successive layers up to what each position may have drawn from each input token.
-
-    ``R_l = (0.5 A_l + 0.5 I) R_(l-1)``, ``R_(-1) = I``: A_l is the mean over the layer's heads, and the
-    identity stands for the residual connection.
-
-    Parameters
-    ----------
-    layers : (H, T, T) [query, key] for each layer, from the first on.
-
-    Returns
-    -------
-    (T, T) for each layer, in float64 on the CPU: row = position after that layer, column = input token. Rows
-    sum to 1.
-
-    References
-    ----------
-    Abnar and Zuidema 2020, "Quantifying Attention Flow in Transformers", section 3, attention rollout.
-    """
-    maps: list[Tensor] = []
-    for weights in layers:
-        maps.append(_step(weights, maps[-1] if maps else None))
-    return maps
-
-
-def _step(weights: Tensor, before: Tensor | None) -> Tensor:
-    mean = weights.detach().cpu().mean(0, dtype=torch.float64)
-    mixed = 0.5 * mean + 0.5 * torch.eye(len(mean), dtype=torch.float64)
-    return mixed if before is None else mixed @ before
-
-
-@dataclass(frozen=True)
-class Rollout:
-    """Attention rollout of one run on one text; ``maps[layer]`` is (T, T), [position, input token].
-
-    ``caveat`` belongs beside every picture of it.
-    """
-
-    model_name: str
-    source: str
-    text: Text
-    tokens: tuple[str, ...]
-    spans: tuple[Span, ...] | None
-    special: tuple[bool, ...]
-    truncated: str | None
-    maps: tuple[Tensor, ...]
-
-    caveat: ClassVar[str] = (
-        "Rollout follows attention weights alone: it takes all heads for equal and the residual connection "
-        "for half of every layer, and leaves out values, feed-forward layers and norms. It shows where "
-        "information could have come from, not what the model used."
-    )
-
-    def weights(self, layer: int) -> Tensor:
-        """(T, T) after a layer, counted from 0; each row sums to 1.
-
-        Raises
-        ------
-        ProbeError
-            If there is no such layer.
-        """
-        if not isinstance(layer, int) or isinstance(layer, bool) or not 0 <= layer < len(self.maps):
-            raise ProbeError(
-                f"There is no layer {layer!r} in this rollout of {self.model_name}: it has layers 0 to "
-                f"{len(self.maps) - 1}."
-            )
-        return self.maps[layer]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Everything as plain numbers, strings and lists."""
-        return {
-            "model": self.model_name,
-            "source": self.source,
-            "text": self.text,
-            "tokens": list(self.tokens),
-            "special": list(self.special),
-            "truncated": self.truncated,
-            "caveat": self.caveat,
-            "layers": [weights.tolist() for weights in self.maps],
-        }
-
-    def __str__(self) -> str:
-        from probe.display.terminal import rollout_table
-
-        return rollout_table(self)
-
-
-def rollout(model: Model | str, text: Text, *, truncate: bool = False) -> Rollout:
-    """Run a model once on a text and roll its attention out; see ``roll_out``.
-
-    Raises
-    ------
-    ProbeError
-        If there is no such model or the text can't be taken.
-    """
-    model = resolve(model)
-    encoding = encode_for(model, text, truncate=truncate)
-    maps: list[Tensor] = []
-
-    def see(layer: int, weights: Tensor, allowed: Tensor | None) -> None:
-        maps.append(_step(weights, maps[-1] if maps else None))
-
-    watch(model, encoding, see)
-    return _rollout(model, encoding, maps)
-
-
-def rollout_of(comparison: Comparison) -> Rollout:
-    """``rollout`` for a run that has been made already."""
-    maps = roll_out(weights for _, weights, _ in comparison.layers())
-    return _rollout(comparison.model, comparison.encoding, maps)
-
-
-def _rollout(model: Model, encoding: Encoding, maps: Iterable[Tensor]) -> Rollout:
-    return Rollout(
-        model.name,
-        model.source,
-        encoding.text,
-        encoding.tokens,
-        encoding.spans,
-        encoding.special,
-        encoding.truncated,
-        tuple(maps),
+        origin=origin,
     )

@@ -6,9 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from attention import softmax
+from probe.analyses.result import Origin, Result, analysis
+from probe.display.data import Axis, Column, Numbers, Panel, Sheet, Table, array
 from probe.display.nonfinite import nonfinite
 from probe.errors import ProbeError
 from probe.models.loading import Model, resolve
@@ -38,19 +41,20 @@ class Prediction:
         }
 
 
-@dataclass(frozen=True)
-class Predictions:
+@dataclass(frozen=True, eq=False, repr=False)
+class Predictions(Result, what="predictions"):
     """What a model predicts for one text: a ``Prediction`` for each place. Made by ``predict``.
 
     Attributes
     ----------
-    model_name, source, text, tokens, truncated : as in a ``Run``.
+    text, tokens, truncated : as in a ``Run``.
     k : how many candidates were asked for.
     places : in the order of their positions; the predictions themselves can be indexed and iterated over.
     """
 
-    model_name: str
-    source: str
+    also_in_dict = ("predictions",)
+    not_in_dict = ("places",)
+
     text: Text
     tokens: tuple[str, ...]
     truncated: str | None
@@ -66,25 +70,58 @@ class Predictions:
     def __iter__(self) -> Iterator[Prediction]:
         return iter(self.places)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Everything as plain numbers, strings and lists."""
+    @property
+    def predictions(self) -> tuple[Prediction, ...]:
+        """The places, as ``to_dict`` calls them."""
+        return self.places
+
+    @property
+    def summary(self) -> str:
+        """The likeliest word of each place, in one line."""
+        likeliest = ", ".join(
+            f'"{one.candidates[0][0]}" {one.candidates[0][1]:.1%} (position {one.position})' for one in self
+        )
+        return f"{self.model_name} predicts: {likeliest}"
+
+    def blocks(self) -> Numbers:
+        """The probability of each candidate, which is named with its place."""
         return {
-            "model": self.model_name,
-            "source": self.source,
-            "text": self.text,
-            "tokens": list(self.tokens),
-            "truncated": self.truncated,
-            "predictions": [one.to_dict() for one in self.places],
+            f"position_{one.position}_{rank}_{text}": array(probability)
+            for one in self
+            for rank, (text, probability) in enumerate(one.candidates)
         }
 
-    def __str__(self) -> str:
-        def line(one: Prediction) -> str:
-            words = ", ".join(f'"{text}" {probability:.1%}' for text, probability in one.candidates)
-            return f"position {one.position}: {words}"
+    def table(self) -> Table:
+        """A row for each candidate."""
+        rows = [
+            (one.position, rank, text, probability)
+            for one in self
+            for rank, (text, probability) in enumerate(one.candidates)
+        ]
+        names, digits = ("position", "rank", "text", "probability"), {"probability": ".4f"}
+        return Table(
+            tuple(
+                Column(name, [row[place] for row in rows], digits=digits.get(name, ""))
+                for place, name in enumerate(names)
+            )
+        )
 
-        return "\n".join([f"{self.model_name} predicts:", *map(line, self.places)])
+    def _sheet(self) -> Sheet:
+        """A column of bars for each place."""
+        return Sheet(
+            f"{self.model_name} ({self.source})", tuple(map(prediction_panel, self)), (self.summary,)
+        )
 
 
+def prediction_panel(prediction: Prediction) -> Panel:
+    """The likeliest words at one place as bars."""
+    words, shares = zip(*prediction.candidates, strict=True)
+    title = f"Predicted at position {prediction.position}"
+    axes = Axis("word", words), Axis("", ("probability",))
+    return Panel(title, "probability", torch.tensor(shares, dtype=torch.float64), *axes, "bars")
+
+
+@analysis(Predictions)
 def predict(model: Model | str, text: Text, k: int = 5, *, truncate: bool = False) -> Predictions:
     """The ``k`` likeliest next tokens; for a masked language model, the likeliest words for each ``[MASK]``.
 
@@ -109,7 +146,12 @@ def predict(model: Model | str, text: Text, k: int = 5, *, truncate: bool = Fals
     if problem:
         raise ProbeError(problem)
     return Predictions(
-        model.name, model.source, encoding.text, encoding.tokens, encoding.truncated, k, places
+        encoding.text,
+        encoding.tokens,
+        encoding.truncated,
+        k,
+        places,
+        origin=Origin.of(model, "eager"),
     )
 
 

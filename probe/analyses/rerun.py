@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from probe.analyses.result import Origin, Result, analysis, named
+from probe.display.data import Axis, Column, Numbers, Panel, Sheet, Table, array
 from probe.display.nonfinite import nonfinite
 from probe.models import backend
 from probe.models.loading import Model, resolve
@@ -15,14 +17,13 @@ from probe.running.inputs import batch_inputs, cuts, encode_for, encode_targets
 from probe.running.tokens import Text
 
 
-@dataclass(frozen=True, eq=False)
-class FromScratchRun:
+@dataclass(frozen=True, eq=False, repr=False)
+class FromScratchRun(Result, what="from scratch"):
     """What a model gives with its attention computed from scratch in every layer, beside what it gives by
     itself.
 
     Attributes
     ----------
-    model_name, source : which model.
     text, truncated : as in a ``Run``.
     target : the decoder's text, for a model with an encoder and a decoder.
     tokens : T tokens, of the target if there is one.
@@ -30,8 +31,8 @@ class FromScratchRun:
     from_scratch, model : (T, vocabulary) or (T, d_model), on the CPU.
     """
 
-    model_name: str
-    source: str
+    also_in_dict = ("max_abs_error", "summary")
+
     text: Text
     target: str | None
     tokens: tuple[str, ...]
@@ -45,7 +46,9 @@ class FromScratchRun:
         """The largest absolute difference of the two; rounding in one layer grows in the next."""
         return float((self.from_scratch - self.model).abs().max())
 
-    def __str__(self) -> str:
+    @property
+    def summary(self) -> str:
+        """By how much the two differ, in one line."""
         problem = nonfinite(self.model_name, (self.from_scratch, self.model))
         return problem or (
             f"{self.model_name} ({self.source}) with its attention from scratch: {self.what} of "
@@ -53,7 +56,35 @@ class FromScratchRun:
             f"whose largest is {float(self.model.abs().max()):.1f}."
         )
 
+    def blocks(self) -> Numbers:
+        """Both outputs."""
+        return {"from_scratch": array(self.from_scratch), "model": array(self.model)}
 
+    @property
+    def by_token(self) -> Tensor:
+        """(T,), the largest absolute difference at each token."""
+        return (self.from_scratch - self.model).abs().amax(-1)
+
+    def table(self) -> Table:
+        """A row for each token: by how much the two differ there, and how large the model's numbers are."""
+        return Table(
+            (
+                Column("token", named(self.tokens)),
+                Column("max_abs_error", self.by_token.tolist(), "largest difference", ".1e"),
+                Column("largest", self.model.abs().amax(-1).tolist(), "model's largest", ".2f"),
+            )
+        )
+
+    def _sheet(self) -> Sheet:
+        """The largest difference at each token."""
+        axes = Axis("", ("largest difference",)), Axis("token", self.tokens)
+        panel = Panel(
+            "Largest difference at each token", "difference", self.by_token[None], *axes, "difference"
+        )
+        return Sheet(f"{self.model_name} ({self.source})", (panel,), (self.summary,))
+
+
+@analysis(FromScratchRun)
 def run_from_scratch(
     model: Model | str, text: Text, *, target: str | None = None, truncate: bool = False
 ) -> FromScratchRun:
@@ -83,8 +114,6 @@ def run_from_scratch(
         with backend.from_scratch_backend(model.hf):
             from_scratch = output()
     return FromScratchRun(
-        model_name=model.name,
-        source=model.source,
         text=text,
         target=target,
         tokens=shown.tokens,
@@ -92,4 +121,5 @@ def run_from_scratch(
         what="logits" if model.predicts_words else "last hidden state",
         from_scratch=from_scratch,
         model=own,
+        origin=Origin.of(model),
     )

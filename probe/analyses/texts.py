@@ -9,11 +9,13 @@ from typing import Any
 
 from torch import Tensor
 
+from probe.analyses.attend import Run, attend
 from probe.analyses.compare import Comparison
+from probe.analyses.result import Origin, Result, analysis, named
+from probe.display.data import Axis, Column, Numbers, Panel, Sheet, Table, array
 from probe.display.nonfinite import nonfinite
 from probe.errors import ProbeError
 from probe.models.loading import Model, resolve
-from probe.running.capture import Run, attend
 from probe.running.tokens import Span, Text
 
 
@@ -28,24 +30,14 @@ class TextMap:
     truncated: str | None
     weights: Tensor
 
-    def to_dict(self) -> dict[str, Any]:
-        """Everything as plain numbers, strings and lists."""
-        return {
-            "text": self.text,
-            "tokens": list(self.tokens),
-            "special": list(self.special),
-            "truncated": self.truncated,
-            "weights": self.weights.tolist(),
-        }
 
-
-@dataclass(frozen=True)
-class TextComparison:
+@dataclass(frozen=True, eq=False, repr=False)
+class TextComparison(Result, what="texts"):
     """One head on two texts, aligned at the A tokens that they share, in order. Printing it shows a table.
 
     Attributes
     ----------
-    model_name, source, layer, head : which head.
+    layer, head : which head.
     first, second : the two maps.
     pairs : (position in the first, position in the second) of each aligned token.
     difference : (A, A), second minus first, between aligned queries and aligned keys.
@@ -54,8 +46,8 @@ class TextComparison:
         same row; 1: nothing in common.
     """
 
-    model_name: str
-    source: str
+    also_in_dict = ("summary",)
+
     layer: int
     head: int
     first: TextMap
@@ -82,27 +74,91 @@ class TextComparison:
             f"{second}): {float(self.moved[most]):.1%}."
         )
 
-    def to_dict(self) -> dict[str, Any]:
-        """Everything as plain numbers, strings and lists."""
+    @property
+    def cuts(self) -> tuple[str, ...]:
+        both = (("first", self.first), ("second", self.second))
+        return tuple(f"The {name} text: {one.truncated}" for name, one in both if one.truncated)
+
+    @property
+    def all_texts(self) -> tuple[Text, ...]:
+        return self.first.text, self.second.text
+
+    @property
+    def all_tokens(self) -> tuple[str, ...]:
+        return (*self.first.tokens, *self.second.tokens)
+
+    def _argument(self, name: str) -> Any:
+        value = getattr(self, name)
+        return value.text if isinstance(value, TextMap) else value
+
+    def blocks(self) -> Numbers:
+        """Both maps, and the weight that moves."""
         return {
-            "model": self.model_name,
-            "source": self.source,
-            "layer": self.layer,
-            "head": self.head,
-            "first": self.first.to_dict(),
-            "second": self.second.to_dict(),
-            "pairs": [list(pair) for pair in self.pairs],
-            "difference": self.difference.tolist(),
-            "moved": self.moved.tolist(),
-            "summary": self.summary,
+            "first": array(self.first.weights),
+            "second": array(self.second.weights),
+            "moved": array(self.moved),
         }
 
-    def __str__(self) -> str:
-        from probe.display.terminal import texts_table
+    def table(self) -> Table:
+        """A row for each token that both texts have."""
+        before, after = named(self.first.tokens), named(self.second.tokens)
+        return Table(
+            (
+                Column("first", [before[row] for row, _ in self.pairs]),
+                Column("second", [after[column] for _, column in self.pairs]),
+                Column("moved", self.moved.tolist()),
+            )
+        )
 
-        return texts_table(self)
+    def printed(self) -> tuple[Table, ...]:
+        """The tokens that both texts have, and how much of each one's weight moved."""
+        if not self.pairs:
+            return ()
+        columns = (
+            Column("first", [row for row, _ in self.pairs]),
+            Column("second", [column for _, column in self.pairs]),
+            Column("token", [self.first.tokens[row] for row, _ in self.pairs]),
+            Column("weight moved", self.moved.tolist(), digits=".4f"),
+            Column("largest in the first on", [_largest_key(self.first, row) for row, _ in self.pairs]),
+            Column("in the second on", [_largest_key(self.second, column) for _, column in self.pairs]),
+        )
+        return (Table(columns),)
+
+    def _sheet(self) -> Sheet:
+        """The head on each text, and on the tokens that both have."""
+        panels = [
+            _panel("In the first text", "first", self.first),
+            _panel("In the second text", "second", self.second),
+        ]
+        if self.pairs:
+            rows = [row for row, _ in self.pairs]
+            labels = tuple(self.first.tokens[row] for row in rows)
+            axes = Axis("query in both", labels, tuple(rows)), Axis("key in both", labels, tuple(rows))
+            panels += [
+                Panel("Change", "change", self.difference, *axes, "change", "second minus first"),
+                Panel(
+                    "Weight that goes elsewhere",
+                    "elsewhere",
+                    self.moved,
+                    *axes,
+                    "bars",
+                    "of each query's weight; a key that only one text has counts in full",
+                ),
+            ]
+        title = f"{self.model_name} ({self.source}), layer {self.layer}, head {self.head}"
+        return Sheet(title, tuple(panels), (self.summary,))
 
 
+def _panel(title: str, short: str, one: TextMap) -> Panel:
+    return Panel(title, short, one.weights, Axis("query", one.tokens), Axis("key", one.tokens))
+
+
+def _largest_key(one: TextMap, query: int) -> str:
+    key = int(one.weights[query].argmax())
+    return f"{key} {one.tokens[key]} ({float(one.weights[query, key]):.3f})"
+
+
+@analysis(TextComparison)
 def compare_texts(
     model: Model | str, first: Text, second: Text, layer: int, head: int, *, truncate: bool = False
 ) -> TextComparison:
@@ -131,7 +187,7 @@ def compare_texts(
             runs.append(attend(model, text, [(layer, head)], truncate=truncate))
         except ProbeError as error:
             raise error.about(f"The {which} text") from None
-    return _compared(model, layer, head, *(_of_run(run, layer, head) for run in runs))
+    return _compared(runs[0].origin, layer, head, *(_of_run(run, layer, head) for run in runs))
 
 
 def compare_texts_of(first: Comparison, second: Comparison, layer: int, head: int) -> TextComparison:
@@ -148,7 +204,8 @@ def compare_texts_of(first: Comparison, second: Comparison, layer: int, head: in
             "take one for both."
         )
     first.model.check_head(layer, head)
-    return _compared(first.model, layer, head, *(_of_comparison(one, layer, head) for one in (first, second)))
+    maps = (_of_comparison(one, layer, head) for one in (first, second))
+    return _compared(first.origin, layer, head, *maps)
 
 
 def _of_run(run: Run, layer: int, head: int) -> TextMap:
@@ -164,7 +221,7 @@ def _of_comparison(comparison: Comparison, layer: int, head: int) -> TextMap:
     )
 
 
-def _compared(model: Model, layer: int, head: int, first: TextMap, second: TextMap) -> TextComparison:
+def _compared(origin: Origin, layer: int, head: int, first: TextMap, second: TextMap) -> TextComparison:
     pairs = align(first.tokens, second.tokens)
     rows, columns = [one for one, _ in pairs], [other for _, other in pairs]
     ours, theirs = first.weights[rows], second.weights[columns]  # (A, T of each)
@@ -173,8 +230,6 @@ def _compared(model: Model, layer: int, head: int, first: TextMap, second: TextM
     only_second = [position for position in range(len(second.tokens)) if position not in columns]
     unshared = ours[:, only_first].sum(-1) + theirs[:, only_second].sum(-1)
     return TextComparison(
-        model_name=model.name,
-        source=model.source,
         layer=layer,
         head=head,
         first=first,
@@ -182,6 +237,7 @@ def _compared(model: Model, layer: int, head: int, first: TextMap, second: TextM
         pairs=pairs,
         difference=difference,
         moved=(difference.abs().sum(-1) + unshared) / 2,
+        origin=origin,
     )
 
 

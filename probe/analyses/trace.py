@@ -2,111 +2,26 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass, field, fields
 
 import torch
-import transformers
 from torch import Tensor
 
-from attention import rotary_angles, rotate, scaled_dot_product_attention, softmax
-from probe.analyses.checks.report import finite
+from attention import scaled_dot_product_attention
+from probe.analyses.result import Origin, Result, analysis, named
+from probe.display.data import Column, Numbers, Table, array
 from probe.display.nonfinite import nonfinite
+from probe.display.terminal import digits, rendered
 from probe.errors import ProbeError
-from probe.models.families import Projection, Site
 from probe.models.loading import Model, resolve
-from probe.models.visibility import allowed_keys
+from probe.running.head_numbers import HeadNumbers, exact, head_numbers_of
 from probe.running.inputs import encode_for
 from probe.running.recording import Recording, record
-from probe.running.tokens import Text, visible
-
-Role = Literal["query", "key", "value"]
+from probe.running.tokens import Text
 
 
-@dataclass(frozen=True, eq=False)
-class HeadNumbers:
-    """All that one head's attention is computed from, in float64, for all T tokens.
-
-    Attributes
-    ----------
-    title : what it is, in words.
-    tokens : what each token is called.
-    causal : the mask the head was trained with.
-    scale : what the scores are multiplied with.
-    window : how many of the last tokens a query sees, itself included; None for all of them.
-    key_head : which key and value head it reads, and how many heads do: (key head, heads); None if it has one
-        of its own.
-    frequencies : (head_dim / 2,), how far each pair of numbers of a query or key turns from one position to
-        the next, in radians; None without rotary positions.
-    inputs : (T, d_model), or None where only the scaled scores are known.
-    query_weight, key_weight, value_weight : (head_dim, d_model).
-    query_bias, key_bias, value_bias : (head_dim,), or None.
-    scaled : (T, T) scaled scores, where there are no inputs to compute them from.
-    model_weights : (T, T), the model's own weights, or None.
-    provenance : (what, value) pairs of strings that say where the numbers come from.
-    """
-
-    title: str
-    tokens: tuple[str, ...]
-    causal: bool
-    scale: float
-    window: int | None = None
-    key_head: tuple[int, int] | None = None
-    frequencies: Tensor | None = None
-    inputs: Tensor | None = None
-    query_weight: Tensor | None = None
-    key_weight: Tensor | None = None
-    value_weight: Tensor | None = None
-    query_bias: Tensor | None = None
-    key_bias: Tensor | None = None
-    value_bias: Tensor | None = None
-    scaled: Tensor | None = None
-    model_weights: Tensor | None = None
-    provenance: tuple[tuple[str, str], ...] = ()
-
-    @property
-    def allowed(self) -> Tensor:
-        """(T, T), bool, which keys each query may attend to under the mask the head was trained with."""
-        length = len(self.tokens)
-        allowed = allowed_keys(length, causal=self.causal, window=self.window)
-        return torch.ones(length, length, dtype=torch.bool) if allowed is None else allowed
-
-    def projected(self, role: Role) -> Tensor:
-        """Inputs times the weights of a role, plus their bias: (T, head_dim). Needs inputs."""
-        weight, bias = getattr(self, f"{role}_weight"), getattr(self, f"{role}_bias")
-        assert self.inputs is not None and weight is not None
-        product: Tensor = self.inputs @ weight.T  # (T, d_model) @ (d_model, head_dim) -> (T, head_dim)
-        return product if bias is None else product + bias
-
-    def vectors(self, role: Role) -> Tensor:
-        """What takes part in the attention: projected, and turned by position if it is a query or key."""
-        projected = self.projected(role)
-        turns = self.frequencies is not None and role != "value"
-        return rotate(projected, self.frequencies) if turns else projected  # type: ignore[arg-type]
-
-    @property
-    def scaled_scores(self) -> Tensor:
-        """(T, T), dot products of queries and keys times the scale."""
-        if self.scaled is not None:
-            return self.scaled
-        return self.vectors("query") @ self.vectors("key").T * self.scale
-
-    @property
-    def weights(self) -> Tensor:
-        """(T, T), the attention weights under the mask the head was trained with."""
-        return softmax(self.scaled_scores.masked_fill(~self.allowed, -torch.inf))
-
-    @property
-    def angles(self) -> Tensor | None:
-        """(T, head_dim / 2), how far each pair of numbers is turned at each position; None if they aren't."""
-        return (
-            None if self.frequencies is None else rotary_angles(len(self.tokens), self.frequencies).double()
-        )
-
-
-@dataclass(frozen=True, eq=False)
-class Trace:
+@dataclass(frozen=True, eq=False, repr=False)
+class Trace(Result, what="trace"):
     """How one query of one head comes to its context vector: every number on the way, in order.
 
     All numbers are computed in float64 from the layer's recorded input and its weights, so that each line
@@ -119,7 +34,7 @@ class Trace:
 
     Attributes
     ----------
-    model_name, source, layer, head, query : which row; ``query`` is the position of its token.
+    layer, head, query : which row; ``query`` is the position of its token.
     text, tokens, special, truncated : as in a ``Run``; T tokens.
     key_head : which key and value head this head reads: ``head``, unless several heads share one.
     input : (d_model,), the layer's attention input at the query's position.
@@ -148,8 +63,9 @@ class Trace:
     numbers : inputs and weights of the whole head, all queries; left out of ``to_dict``.
     """
 
-    model_name: str
-    source: str
+    also_in_dict = ("max_abs_error",)
+    not_in_dict = ("numbers",)
+
     layer: int
     head: int
     query: int
@@ -209,39 +125,72 @@ class Trace:
         """One sentence if the row holds numbers that are not finite; None if all is well."""
         return nonfinite(self.model_name, (self.weights, self.model_weights, self.output_share))
 
-    def to_dict(self) -> dict[str, Any]:
-        """Everything as plain numbers, strings and lists; minus infinity is the string "-inf"."""
-        plain: dict[str, Any] = {}
-        for name in self.__dataclass_fields__:
-            if name == "numbers":
-                continue
-            value = getattr(self, name)
-            plain["model" if name == "model_name" else name] = (
-                value.tolist() if isinstance(value, Tensor) else value
-            )
-        plain["tokens"], plain["special"] = list(self.tokens), list(self.special)
-        plain["masked"] = [
-            value if ok else "-inf" for value, ok in zip(plain["masked"], plain["allowed"], strict=True)
-        ]
-        plain["max_abs_error"] = self.max_abs_error
-        return plain
+    @property
+    def summary(self) -> str:
+        """Which row it is, and how far it is from the model's own, in one line."""
+        row = f"query {self.query} {self.tokens[self.query]}"
+        problem = self.problem or f"largest difference from the model's weights {self.max_abs_error:.1e}"
+        return f"{self.model_name} ({self.source}), layer {self.layer}, head {self.head}, {row}; {problem}"
 
-    def to_json(self) -> str:
-        """``to_dict`` as strict JSON; a number that isn't finite becomes its name."""
-        return json.dumps(finite(self.to_dict()), ensure_ascii=False, allow_nan=False, indent=2)
+    def blocks(self) -> Numbers:
+        """Every number of the row."""
+        # Masked scores are the scaled ones where they are allowed; minus infinity is no number in JSON.
+        values = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "masked"}
+        return {
+            name: array(value) for name, value in values.items() if isinstance(value, (float, torch.Tensor))
+        }
 
-    def __str__(self) -> str:
-        from probe.display.terminal import trace_table
+    def table(self) -> Table:
+        """A row for each key: the way from its dot product to its weight."""
+        parts = {
+            "dot product": self.dot_products,
+            "scaled": self.scaled,
+            "allowed": self.allowed.double(),
+            "exponential": self.exponentials,
+            "weight": self.weights,
+            "model's weight": self.model_weights,
+        }
+        columns = [Column(name, part.double().tolist(), digits="#.7g") for name, part in parts.items()]
+        return Table((Column("key", named(self.tokens)), *columns))
 
-        return trace_table(self)
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        turned = "" if self.frequencies is None else "; query and keys are turned by their positions"
+        return (
+            f"It sees {self.mask}{turned}. Scale {digits(self.scale)}, largest masked score "
+            f"{digits(self.maximum)}, sum of the exponentials {digits(self.exponential_sum)}.",
+        )
 
-    def _repr_html_(self) -> str:
-        """For notebooks."""
-        from probe.display.notebook import trace_html
+    def printed(self) -> tuple[Table, ...]:
+        """The way from dot products to weights, a row for each key."""
+        may = self.allowed.tolist()
 
-        return trace_html(self)
+        def shown(values: Tensor, otherwise: str) -> list[str]:
+            return [
+                digits(value) if ok else otherwise for value, ok in zip(values.tolist(), may, strict=True)
+            ]
+
+        columns = (
+            Column("key", range(len(self.tokens))),
+            Column("token", self.tokens),
+            *_in_digits(("query · key", self.dot_products)),
+            Column("times scale", shown(self.scaled, "masked"), right=True),
+            Column("exp(− largest)", shown(self.exponentials, "0"), right=True),
+            Column("weight", shown(self.weights, "0"), right=True),
+            *_in_digits(("model's weight", self.model_weights)),
+        )
+        return (Table(columns),)
+
+    def workbook(self) -> HeadNumbers:
+        """What a workbook that computes the head again is made of."""
+        return self.numbers
+
+    def told(self, rows: int | None = None) -> str:
+        """A trace to be followed with a pocket calculator: seven significant digits a number."""
+        return trace_text(self)
 
 
+@analysis(Trace)
 def trace(
     model: Model | str, text: Text, layer: int, head: int, query: int, *, truncate: bool = False
 ) -> Trace:
@@ -269,7 +218,7 @@ def trace_of(recording: Recording, layer: int, head: int, query: int) -> Trace:
     model.check_head(layer, head)
     _check_position(query, len(encoding))
     seen, site = recording.layers[layer], model.sites[layer]
-    numbers = _head_numbers(recording, layer, head)
+    numbers = head_numbers_of(recording, layer, head)
     assert numbers.inputs is not None
     turned = numbers.frequencies is not None
 
@@ -285,11 +234,9 @@ def trace_of(recording: Recording, layer: int, head: int, query: int) -> Trace:
         exponentials = (masked - maximum).exp()
         columns = slice(head * site.head_dim, (head + 1) * site.head_dim)
         # (d_model, head_dim) @ (head_dim,) -> (d_model,)
-        output_share = _exact(site.output.weight()[:, columns]) @ steps.output[0]
+        output_share = exact(site.output.weight()[:, columns]) @ steps.output[0]
 
     return Trace(
-        model_name=model.name,
-        source=model.source,
         layer=layer,
         head=head,
         query=query,
@@ -321,60 +268,8 @@ def trace_of(recording: Recording, layer: int, head: int, query: int) -> Trace:
         output_share=output_share,
         model_weights=seen.weights[0, head, query].cpu(),
         numbers=numbers,
+        origin=Origin.of(model, "eager"),
     )
-
-
-def _head_numbers(recording: Recording, layer: int, head: int) -> HeadNumbers:
-    """All that a head is computed from, from a run of a single text and a copy of the layer's weights."""
-    model, (encoding,), seen = recording.model, recording.encodings, recording.layers[layer]
-    site = model.sites[layer]
-    key_head = head // site.group
-    frequencies = site.rotary_frequencies
-    shared = (("key and value head", f"{key_head}, which {site.group} heads read"),) if site.group > 1 else ()
-    text = encoding.text if isinstance(encoding.text, str) else " | ".join(encoding.text)
-    return HeadNumbers(
-        title=f"Layer {layer}, head {head} of {model.name}",
-        tokens=encoding.tokens,
-        causal=recording.causal,
-        scale=site.scale,
-        window=site.window,
-        key_head=(key_head, site.group) if site.group > 1 else None,
-        frequencies=None if frequencies is None else _exact(frequencies),
-        inputs=_exact(seen.input[0]),
-        **_of_head(site, "query", site.query, head),
-        **_of_head(site, "key", site.key, key_head),
-        **_of_head(site, "value", site.value, key_head),
-        model_weights=_exact(seen.weights[0, head]),
-        provenance=(
-            ("model", model.name),
-            ("source", model.source),
-            ("revision", model.revision or ""),
-            ("sha256", model.sha256 or ""),
-            ("text", visible(text)),
-            ("layer", str(layer)),
-            ("head", str(head)),
-            *shared,
-            ("dtype", str(model.dtype).removeprefix("torch.")),
-            ("device", str(model.device)),
-            ("torch", torch.__version__),
-            ("transformers", transformers.__version__),
-        ),
-    )
-
-
-def _of_head(site: Site, role: Role, projection: Projection, head: int) -> dict[str, Any]:
-    """One head's rows of a projection's weight and bias."""
-    rows = slice(head * site.head_dim, (head + 1) * site.head_dim)
-    bias = projection.bias()
-    return {
-        f"{role}_weight": _exact(projection.weight()[rows]),
-        f"{role}_bias": None if bias is None else _exact(bias[rows]),
-    }
-
-
-def _exact(tensor: Tensor) -> Tensor:
-    """The same numbers in float64, on the CPU."""
-    return tensor.detach().cpu().double()
 
 
 def _check_position(query: int, length: int) -> None:
@@ -383,3 +278,103 @@ def _check_position(query: int, length: int) -> None:
             f"There is no position {query!r}: the text has {length} tokens, special tokens included, counted "
             f"from 0 to {length - 1}."
         )
+
+
+def trace_text(trace: Trace) -> str:
+    """A trace to be followed with a pocket calculator: seven significant digits a number."""
+    masked = [
+        digits(value) if may else "-inf"
+        for value, may in zip(trace.masked.tolist(), trace.allowed.tolist(), strict=True)
+    ]
+    keys = Table(
+        (
+            Column("key", range(len(trace.tokens))),
+            Column("token", trace.tokens),
+            *_in_digits(("dot product", trace.dot_products), ("scaled", trace.scaled)),
+            Column("masked", masked, right=True),
+            *_in_digits(
+                ("exponential", trace.exponentials),
+                ("weight", trace.weights),
+                ("model's weight", trace.model_weights),
+            ),
+        )
+    )
+    named = list(enumerate(trace.tokens))
+    row = f"query {trace.query} {trace.tokens[trace.query]}"
+    parts = [
+        f"{trace.model_name} ({trace.source}), layer {trace.layer}, head {trace.head}, {row}"
+        + "".join(f"\n{line}" for line in (trace.problem, trace.truncated) if line),
+        f"Input at this position:\n{_vector(trace.input)}",
+        *_query_and_keys(trace),
+        f"Dot product = query vector . key vector.  Scaled = dot product x {digits(trace.scale)}.  "
+        "Masked = -inf for keys the mask forbids.\n"
+        f"The mask lets this query see {trace.mask}.\n"
+        f"Exponential = exp(masked - {digits(trace.maximum)}), the largest.  Their sum is "
+        f"{digits(trace.exponential_sum)}.  Weight = exponential / sum.",
+        rendered(keys).rstrip(),
+        f"Largest difference from the model's own weights: {trace.max_abs_error:.1e}",
+        f"Value vectors{trace.shared}:\n"
+        + "\n".join(f"{i} {token}:\n{_vector(trace.values[i])}" for i, token in named),
+        f"Context vector = sum of weight x value vector:\n{_vector(trace.context)}",
+        f"This head's share of the layer's output = context x its output weights:\n"
+        f"{_vector(trace.output_share)}",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _query_and_keys(trace: Trace) -> list[str]:
+    """The vectors that the dot products are of, and with rotary positions how they were turned."""
+    named = list(enumerate(trace.tokens))
+    title = f"Key vectors, likewise{trace.shared}:"
+    query, keys = trace.projected_query, trace.projected_keys
+    if trace.frequencies is None or trace.angles is None or query is None or keys is None:
+        return [
+            f"Query vector = input x query weights + bias:\n{_vector(trace.query_vector)}",
+            f"{title}\n" + "\n".join(f"{i} {token}:\n{_vector(trace.keys[i])}" for i, token in named),
+        ]
+    half = len(trace.frequencies)
+    pairs = [slice(0, half), slice(half, 2 * half)]
+    turned = Table(
+        (
+            Column("pair", range(half)),
+            Column("frequency", [_angle(value) for value in trace.frequencies], right=True),
+            Column("angle", [_angle(value) for value in trace.angles[trace.query]], right=True),
+            *_in_digits(*zip("ab", (query[part] for part in pairs), strict=True)),
+            *_in_digits(
+                ("a cos - b sin", trace.query_vector[pairs[0]]),
+                ("b cos + a sin", trace.query_vector[pairs[1]]),
+            ),
+        )
+    )
+    return [
+        f"Query vector before it is turned = input x query weights + bias:\n{_vector(query)}",
+        f"Turned by its position: pair i is number i, called a, and number i + {half}, called b.  Angle = "
+        f"position x frequency = {trace.query} x frequency, in radians.\n\n{rendered(turned).rstrip()}",
+        f"Query vector, turned:\n{_vector(trace.query_vector)}",
+        f"{title}\n"
+        + "\n".join(
+            f"{i} {token}, before it is turned:\n{_vector(keys[i])}\n"
+            f"angles = {i} x frequency:\n{_lines([f'{_angle(angle):>15}' for angle in trace.angles[i]])}\n"
+            f"turned:\n{_vector(trace.keys[i])}"
+            for i, token in named
+        ),
+    ]
+
+
+def _in_digits(*parts: tuple[str, Tensor]) -> list[Column]:
+    """Columns of numbers with seven significant digits."""
+    return [Column(name, part.tolist(), digits="#.7g") for name, part in parts]
+
+
+def _vector(values: Tensor) -> str:
+    """Eight numbers a line, in columns."""
+    return _lines([f" {digits(value):>13}" for value in values.tolist()])
+
+
+def _lines(numbers: list[str]) -> str:
+    return "\n".join("".join(numbers[start : start + 8]) for start in range(0, len(numbers), 8))
+
+
+def _angle(value: float | Tensor) -> str:
+    """Nine significant digits, all that a float32 has: what an angle is off by, its sine is too."""
+    return f"{float(value):#.9g}"

@@ -9,12 +9,14 @@ from torch import Tensor
 from probe.analyses.checks import query_key
 from probe.analyses.checks.report import Report
 from probe.analyses.checks.weights import Tally, recompute
+from probe.analyses.result import analysis
 from probe.models.loading import Model, resolve
 from probe.running.inputs import batches, encode_all, encode_targets, tensors_for
 from probe.running.recording import record
 from probe.running.tokens import Text
 
 
+@analysis(Report)
 def verify(
     model: Model | str,
     text_or_texts: Text | Sequence[Text] | Mapping[str, Tensor],

@@ -6,15 +6,21 @@ and sheets; a result says what is in them, and knows none of those.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+import numpy as np
+import torch
 from torch import Tensor
 
 from probe.running.words import Words
 
+# Blocks of numbers by their names.
+Numbers = dict[str, np.ndarray]
 Cell = float | int | str | bool | None
 PanelKind = Literal["weight", "difference", "change", "mask", "bars"]
 
@@ -29,12 +35,14 @@ class Column:
     cells : one for each row: numbers, or text; None where there is nothing.
     title : what it is called for people; the name by default.
     digits : how a number is written for people, as a format: ".1e", ".4f". In files all digits are kept.
+    right : whether its text stands at the right for people, as numbers do.
     """
 
     name: str
-    cells: Sequence[Cell]
+    cells: Sequence[Cell] | np.ndarray
     title: str = ""
     digits: str = ""
+    right: bool = False
 
     @property
     def heading(self) -> str:
@@ -43,8 +51,8 @@ class Column:
 
     @property
     def is_text(self) -> bool:
-        """Whether it holds words, which stand at the left of their column."""
-        return any(isinstance(cell, str) for cell in self.cells)
+        """Whether it holds words."""
+        return isinstance(next((cell for cell in self.cells if cell is not None), None), str)
 
     def written(self) -> list[str]:
         """The cells as people read them."""
@@ -63,10 +71,11 @@ def _written(cell: Cell, digits: str) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """Columns of one length. ``title`` stands above it for people; "" for none."""
+    """Columns of one length, a title above them for people ("" for none), and what must be known of them."""
 
     columns: tuple[Column, ...]
     title: str = ""
+    notes: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.columns[0].cells) if self.columns else 0
@@ -121,7 +130,7 @@ class Panel:
     note : a few words more about it.
     masked : (rows, columns), bool, True where the mask forbids attending; hatched where the weight is
         exactly 0. None for nowhere.
-    ends : of the logarithmic scale; None for powers of ten around the values.
+    ends : of the scale: of weights 0 and 1 if not given, of differences powers of ten around the values.
     crossed : (rows, columns), bool, cells with a cross, by default those that are no numbers; and what a
         cross means.
     """
@@ -149,6 +158,45 @@ class Panel:
         masked = None if self.masked is None else masked_words(self.masked, queries, keys)
         values = queries.weights(self.values, keys)
         return replace(self, values=values, masked=masked, rows=rows, columns=columns)
+
+
+def heads_panel(
+    title: str,
+    values: Mapping[tuple[int, int], float | None],
+    note: str = "",
+    *,
+    kind: PanelKind = "weight",
+    up_to_one: bool = True,
+    crossed: Mapping[tuple[int, int], bool] | None = None,
+    crossed_means: str = "nothing to measure",
+) -> Panel:
+    """A number for each head: a row for each layer, a column for each head.
+
+    Parameters
+    ----------
+    values : by layer and head; None where there is nothing to measure, which is crossed.
+    up_to_one : whether the scale is from 0 to 1; else it reaches to the largest number.
+    crossed, crossed_means : other cells to cross, and why.
+    """
+    layers, heads = (1 + max(place[side] for place in values) for side in (0, 1))
+    numbers = torch.full((layers, heads), math.nan, dtype=torch.float64)
+    marks = torch.zeros(layers, heads, dtype=torch.bool)
+    for place, value in values.items():
+        numbers[place] = math.nan if value is None else value
+        marks[place] = numbers[place].isnan() if crossed is None else crossed[place]
+    largest = float(numbers.nan_to_num(0.0, 0.0, 0.0).amax())
+    return Panel(
+        title,
+        title,
+        numbers,
+        Axis.numbered("layer", layers),
+        Axis.numbered("head", heads),
+        kind,
+        note,
+        ends=None if up_to_one or kind == "difference" else (0.0, largest or 1.0),
+        crossed=marks,
+        crossed_means=crossed_means,
+    )
 
 
 def masked_words(masked: Tensor, queries: Words, keys: Words | None = None) -> Tensor:
@@ -189,6 +237,18 @@ class Sheet:
             self, panels=panels, captions=(*self.captions, *grouping_remarks(queries, keys, weights))
         )
 
+    def regrouped(self, groups: Mapping[tuple[str, ...], Words]) -> Sheet:
+        """The same with those panels over words that are over the tokens of a text, by those tokens."""
+        panels, remarks = [], dict.fromkeys(self.captions)
+        for panel in self.panels:
+            queries, keys = groups.get(panel.rows.labels), groups.get(panel.columns.labels)
+            if queries is not None and (keys is not None or panel.kind == "bars"):
+                weights = panel.values if panel.kind == "weight" else None
+                remarks |= dict.fromkeys(grouping_remarks(queries, keys or queries, weights))
+                panel = panel.grouped(queries, keys or queries)
+            panels.append(panel)
+        return replace(self, panels=tuple(panels), captions=tuple(remarks))
+
     def map_panels(self, change: Callable[[Panel], Panel]) -> Sheet:
         """The same with every panel changed."""
         return replace(self, panels=tuple(map(change, self.panels)))
@@ -213,7 +273,7 @@ def grouping_remarks(queries: Words, keys: Words, weights: Tensor | None) -> lis
 
 
 @dataclass(frozen=True, eq=False)
-class Maps:
+class MapSet:
     """Attention maps of one kind of attention over the same queries and keys.
 
     Attributes
@@ -227,3 +287,42 @@ class Maps:
     queries: tuple[str, ...]
     keys: tuple[str, ...]
     weights: dict[tuple[int, int], Tensor]
+
+
+CORNER = "query \\ key"
+
+
+def grid(weights: Tensor, queries: Words, keys: Words | None = None) -> Table:
+    """One map as a table: a row for each query, a column for each key, called ``[position] token``.
+
+    Parameters
+    ----------
+    weights : (T, T) [query, key], over the tokens that ``queries`` and ``keys`` are made of.
+
+    Raises
+    ------
+    ProbeError
+        If the map isn't one of that text.
+    """
+    keys = keys or queries
+    values = queries.weights(weights, keys)
+    names = [f"[{index}] {label}" for index, label in zip(queries.index, queries.labels, strict=True)]
+    columns = [Column(CORNER, names)]
+    for place, (index, label) in enumerate(zip(keys.index, keys.labels, strict=True)):
+        columns.append(Column(f"[{index}] {label}", values[:, place].tolist(), f"{index} {label}", ".3f"))
+    return Table(tuple(columns))
+
+
+def array(values: Tensor | float) -> np.ndarray:
+    """Numbers, none of them rounded: float64 stays, everything smaller becomes float32."""
+    if isinstance(values, float):
+        return np.array(values)
+    wide = torch.float64 if values.dtype == torch.float64 else torch.float32
+    block: np.ndarray = values.detach().cpu().to(wide).numpy()
+    return block
+
+
+def text_block(title: str, words: Iterable[object]) -> Numbers:
+    """Text that must stay as it is, as a block without numbers: the SHA-256 of it is in the name."""
+    spelled = json.dumps([*map(str, words)]).encode()
+    return {f"{title} (text {hashlib.sha256(spelled).hexdigest()[:16]})": np.zeros(0)}

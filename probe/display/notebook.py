@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Callable, Iterable
-from functools import partial
+from collections.abc import Iterable, Sequence
 from html import escape
-from typing import Any
 
 import numpy as np
 from matplotlib import colormaps
@@ -15,92 +13,42 @@ from matplotlib.figure import Figure
 from matplotlib.image import imsave
 from torch import Tensor
 
-from probe.analyses.checks.report import Report
-from probe.analyses.compare import Comparison
-from probe.analyses.masks import MaskComparison
-from probe.analyses.trace import Trace
-from probe.display import picture as figures
+from probe.display import picture
+from probe.display.data import MapSet, Sheet, Table
 from probe.display.page import coarse
-from probe.display.terminal import digits
-from probe.running.capture import Run
+from probe.running.tokens import Text
 
 _SMALL, _SHOWN = 48, 34  # sides of a small picture: the largest in cells, and as shown in pixels
-_ROWS = 64
+_ROWS, _TEXTS, _CHARACTERS = 64, 3, 300
 _CELL = 'style="padding:2px 8px;text-align:right"'
 
 
-def run_html(run: Run) -> str:
-    """One head as a figure, several as small pictures."""
-    about = [*_about(run.model_name, run.source, run.text, len(run.tokens), run.truncated)]
-    if len(run.maps) == 1 and len(run.heads) == 1:
-        ((_, layer, head),) = run.maps
-        return "".join([*about, _figure(figures.draw_head(run, layer, head))])
-    for kind in run.heads:
-        places = {(layer, head) for of, layer, head in run.maps if of == kind}
-        title = f"{kind} attention, " if len(run.heads) > 1 else ""
-        about.append(_small(places, lambda layer, head, kind=kind: run.maps[kind, layer, head], title))  # type: ignore[misc]
-    return "".join(about)
+def html(
+    lines: Iterable[str],
+    *,
+    texts: Sequence[Text],
+    map_sets: Sequence[MapSet],
+    sheet: Sheet | None,
+    tables: Sequence[Table],
+) -> str:
+    """Sentences, the text, and what there is to see: small pictures of many heads, the sheet, else tables."""
+    summary, *others = lines
+    parts = [_line(summary, bold=True), *map(_text, texts[:_TEXTS])]
+    if len(texts) > _TEXTS:
+        parts.append(_line(f"... and {len(texts) - _TEXTS} more texts."))
+    parts += map(_line, others)
+    if sum(len(one.weights) for one in map_sets) > 1:
+        parts += [_small(one, len(map_sets) > 1) for one in map_sets]
+    if sheet is not None:
+        parts.append(_figure(picture.draw(sheet)))
+    elif not map_sets:
+        parts += map(_table, tables)
+    return "".join(parts)
 
 
-def report_html(report: Report) -> str:
-    """The verdict, and every head's error as a figure."""
-    what = f"{report.given}; {report.source}; {report.device}, {report.dtype}"
-    return _line(report.verdict, bold=True) + _line(what) + _figure(figures.draw_errors(report))
-
-
-def masks_html(masks: MaskComparison) -> str:
-    """The head under both masks."""
-    return _line(masks.summary) + _figure(figures.draw_masks(masks))
-
-
-def comparison_html(comparison: Comparison) -> str:
-    """The verdict, every head's error, and all heads as small pictures."""
-    encoding, model = comparison.encoding, comparison.model
-    tables = []
-    for kind in model.kinds:
-        places = {(check.layer, check.head) for check in comparison.report.heads if check.kind == kind}
-        title = "from scratch, " if len(model.kinds) == 1 else f"{kind} attention from scratch, "
-        tables.append(_small(places, partial(comparison.from_scratch, kind=kind), title))
-    return "".join(
-        [
-            _line(comparison.report.verdict, bold=True),
-            *_about(model.name, model.source, encoding.text, len(encoding), encoding.truncated),
-            *tables,
-            _figure(figures.draw_errors(comparison.report)),
-        ]
-    )
-
-
-def trace_html(trace: Trace) -> str:
-    """The way from dot products to weights, a row for each key."""
-    about = _about(trace.model_name, trace.source, trace.text, len(trace.tokens), trace.truncated)
-    turned = "" if trace.frequencies is None else "; query and keys are turned by their positions"
-    title = (
-        f"Layer {trace.layer}, head {trace.head}; query {trace.query} {trace.tokens[trace.query]}. It sees "
-        f"{trace.mask}{turned}. Scale "
-        f"{digits(trace.scale)}, largest masked score {digits(trace.maximum)}, sum of the exponentials "
-        f"{digits(trace.exponential_sum)}; largest difference from the model {trace.max_abs_error:.1e}."
-    )
-    heads = ("key", "token", "query · key", "times scale", "exp(− largest)", "weight", "model's weight")
-    parts = trace.dot_products, trace.scaled, trace.exponentials, trace.weights, trace.model_weights
-    rows = [
-        [str(key), token, *(digits(part[key]) for part in parts)]
-        if trace.allowed[key]
-        else [str(key), token, digits(parts[0][key]), "masked", "0", "0", digits(parts[-1][key])]
-        for key, token in enumerate(trace.tokens[:_ROWS])
-    ]
-    more = len(trace.tokens) - len(rows)
-    return "".join(
-        [*about, _line(title), _table(heads, rows), *([_line(f"... and {more} more keys.")] if more else [])]
-    )
-
-
-def _about(model: str, source: str, text: Any, count: int, truncated: str | None) -> Iterable[str]:
+def _text(text: Text) -> str:
     given = text if isinstance(text, str) else " | ".join(text)
-    shown = given if len(given) <= 300 else f"{given[:300]}…"
-    yield _line(f"{model} ({source}), {count} tokens: {shown}")
-    if truncated:
-        yield _line(truncated)
+    return _line(given if len(given) <= _CHARACTERS else f"{given[:_CHARACTERS]}…")
 
 
 def _line(text: str, *, bold: bool = False) -> str:
@@ -108,18 +56,24 @@ def _line(text: str, *, bold: bool = False) -> str:
     return f'<div style="{weight}margin:2px 0;overflow-wrap:anywhere">{escape(text)}</div>'
 
 
-def _table(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    first = "".join(f"<th {_CELL}>{escape(name)}</th>" for name in heads)
+def _table(table: Table) -> str:
+    shown = table.head(_ROWS)
+    first = "".join(f"<th {_CELL}>{escape(column.heading)}</th>" for column in shown.columns)
+    rows = zip(*(column.written() for column in shown.columns), strict=True)
     body = "".join(
         "<tr>" + "".join(f"<td {_CELL}>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
     )
-    return f"<table><thead><tr>{first}</tr></thead><tbody>{body}</tbody></table>"
+    more = len(table) - len(shown)
+    notes = [*([f"... and {more} more rows."] if more else []), *table.notes]
+    title = _line(table.title) if table.title else ""
+    made = f"{title}<table><thead><tr>{first}</tr></thead><tbody>{body}</tbody></table>"
+    return made + "".join(map(_line, notes))
 
 
 def _figure(figure: Figure) -> str:
     title = figure.get_label()
     width = round(figure.get_size_inches()[0] * 80)
-    return _image(figures.figure_bytes(figure, "png"), width, str(title))
+    return _image(picture.figure_bytes(figure, "png"), width, str(title))
 
 
 def _image(content: bytes, width: int, words: str) -> str:
@@ -130,21 +84,22 @@ def _image(content: bytes, width: int, words: str) -> str:
     )
 
 
-def _small(places: set[tuple[int, int]], weights: Callable[[int, int], Tensor], title: str) -> str:
+def _small(maps: MapSet, several: bool) -> str:
     """A table of small pictures: a row for each layer, a column for each head."""
-    layers, heads = sorted({layer for layer, _ in places}), sorted({head for _, head in places})
+    layers, heads = (sorted({place[side] for place in maps.weights}) for side in (0, 1))
     pad = 'style="padding:1px;text-align:center"'
     first = "".join(f"<th {pad}>{head}</th>" for head in heads)
     rows = []
     for layer in layers:
         cells = "".join(
-            f"<td {pad}>{_thumbnail(weights(layer, head), f'layer {layer}, head {head}')}</td>"
-            if (layer, head) in places
+            f"<td {pad}>{_thumbnail(maps.weights[layer, head], f'layer {layer}, head {head}')}</td>"
+            if (layer, head) in maps.weights
             else "<td></td>"
             for head in heads
         )
         rows.append(f"<tr><th {pad}>{layer}</th>{cells}</tr>")
-    name = f"{title}a row for each layer, a column for each head; darker is more weight"
+    of = f"{maps.kind} attention, " if several else ""
+    name = f"{of}a row for each layer, a column for each head; darker is more weight"
     return f"{_line(name)}<table><tr><th></th>{first}</tr>{''.join(rows)}</table>"
 
 

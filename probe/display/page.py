@@ -18,15 +18,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from probe.display.data import MapSet, text_block
 from probe.errors import ProbeError
-from probe.files.numbers import text_block
-from probe.running.capture import Run
+from probe.running.tokens import Text
 
 # 144 heads over 128 tokens: 3.93 MB in base64, whatever the weights are, so that a file has at most 4 MB.
 MAX_CELLS = 144 * 128 * 128
@@ -38,6 +38,22 @@ _NOT_A_NUMBER = 1023
 _ASSETS = Path(__file__).parent / "assets"
 _START = '<script type="application/json" id="data">'
 _DATA = re.compile(f"{re.escape(_START)}(.*?)</script>", re.DOTALL)
+
+
+class Mapped(Protocol):
+    """What a page is made of: attention maps, and what there is to say of them."""
+
+    @property
+    def model_name(self) -> str: ...
+    @property
+    def source(self) -> str: ...
+    @property
+    def text(self) -> Text: ...
+    @property
+    def tokens(self) -> tuple[str, ...]: ...
+    @property
+    def cuts(self) -> tuple[str, ...]: ...
+    def map_sets(self) -> tuple[MapSet, ...]: ...
 
 
 @dataclass(frozen=True)
@@ -56,21 +72,22 @@ class _Kind:
         return len(self.rows), len(self.columns)
 
 
-def page_html(run: Run, manifest: Mapping[str, Any] | None = None) -> bytes:
+def page_html(run: Mapped, manifest: Mapping[str, Any] | None = None) -> bytes:
     """A run as the content of an HTML file, with the manifest in it if there is one.
 
     It is at most 4 MB for ordinary texts: up to 128 tokens with 12 x 12 heads of a BERT, 181 of a GPT-2, each
     weight shows by itself; beyond that, or with more heads, squares of tokens are pooled until it fits. A run
     of fewer heads is pooled less: ``attend(model, text, [layer])``.
     """
-    side = _pooled_side(run)
+    sets = run.map_sets()
+    side, count = _pooled_side(sets), sum(len(one.weights) for one in sets)
     data = {
         "manifest": None,
         "model": run.model_name,
         "source": run.source,
         "text": run.text,
         "tokens": len(run.tokens),
-        "remarks": _remarks(run, side),
+        "remarks": _remarks(run, count, side),
         "scales": {"light": _colours("YlGnBu"), "dark": _colours("YlGnBu_r")},
         "kinds": [
             {
@@ -81,13 +98,13 @@ def page_html(run: Run, manifest: Mapping[str, Any] | None = None) -> bytes:
                 "places": kind.places,
                 "maps": [base64.b64encode(_packed(codes)).decode() for codes in kind.codes],
             }
-            for kind in _kinds(run, side)
+            for kind in _kinds(sets, side)
         ],
     }
     content = _dumped(data)
     style, *scripts = ((_ASSETS / name).read_text("utf-8") for name in ("page.css", "bidi.js", "page.js"))
     script = "".join(scripts)
-    title = escape(f"{run.model_name}: all heads" if len(run.maps) > 1 else f"{run.model_name}: one head")
+    title = escape(f"{run.model_name}: all heads" if count > 1 else f"{run.model_name}: one head")
     # The policy lets nothing but these two run or load, even if something in the data should slip through.
     policy = f"default-src 'none'; img-src data:; style-src {_hash(style)}; script-src {_hash(script)}"
     page = f"""<!doctype html>
@@ -131,10 +148,11 @@ def _dumped(value: Any) -> str:
     return json.dumps(value, ensure_ascii=True, allow_nan=False).replace("<", "\\u003c")
 
 
-def page_numbers(run: Run) -> dict[str, np.ndarray]:
+def page_numbers(run: Mapped) -> dict[str, np.ndarray]:
     """What the page of a run holds: text, labels and numbers, these pooled and rounded as there."""
     numbers = text_block("text", [run.text])
-    for kind in _kinds(run, _pooled_side(run)):
+    sets = run.map_sets()
+    for kind in _kinds(sets, _pooled_side(sets)):
         numbers |= _labelled(kind.kind, kind.rows, kind.columns)
         for (layer, head), codes in zip(kind.places, kind.codes, strict=True):
             weights = _weights(_spread(codes, kind.shape, kind.triangle))
@@ -176,17 +194,14 @@ def read_page(content: bytes) -> tuple[Any, dict[str, np.ndarray]]:
         raise ProbeError("The data in this HTML file is damaged: export it again.") from None
 
 
-def _kinds(run: Run, side: int) -> list[_Kind]:
+def _kinds(sets: Sequence[MapSet], side: int) -> list[_Kind]:
     kinds = []
-    for kind in run.heads:
-        places = sorted((layer, head) for of, layer, head in run.maps if of == kind)
-        if not places:
-            continue
-        maps = [run.maps[kind, layer, head] for layer, head in places]
+    for one in sets:
+        places, maps = list(one.weights), list(one.weights.values())
         triangle = _is_triangle(maps)
-        queries, keys = run.labels(kind)
         codes = _codes(maps, side, triangle)
-        kinds.append(_Kind(kind, triangle, _labels(queries, side), _labels(keys, side), places, codes))
+        labels = _labels(one.queries, side), _labels(one.keys, side)
+        kinds.append(_Kind(one.kind, triangle, *labels, places, codes))
     return kinds
 
 
@@ -229,13 +244,12 @@ def _is_triangle(maps: Sequence[Tensor]) -> bool:
     return square and all(not bool(weights.triu(1).any()) for weights in maps)
 
 
-def _pooled_side(run: Run) -> int:
+def _pooled_side(sets: Sequence[MapSet]) -> int:
     """How many tokens a cell must stand for in each direction: 1 where every weight can be kept."""
     shapes = []
-    for kind in run.heads:
-        maps = [weights for (of, _, _), weights in run.maps.items() if of == kind]
-        if maps:
-            shapes.append((len(maps), tuple(maps[0].shape), _is_triangle(maps)))
+    for one in sets:
+        maps = list(one.weights.values())
+        shapes.append((len(maps), tuple(maps[0].shape), _is_triangle(maps)))
     return _side(shapes)
 
 
@@ -322,12 +336,12 @@ def _spread(codes: np.ndarray, shape: tuple[int, int], triangle: bool) -> np.nda
     return square
 
 
-def _remarks(run: Run, side: int) -> list[str]:
+def _remarks(run: Mapped, count: int, side: int) -> list[str]:
     """What a reader must know about what is shown."""
-    remarks = [run.truncated] if run.truncated else []
+    remarks = [*run.cuts]
     if side > 1:
         remarks.append(
-            f"Pooled: a cell stands for {side} x {side} tokens, as all weights of {len(run.maps)} heads over "
+            f"Pooled: a cell stands for {side} x {side} tokens, as all weights of {count} heads over "
             f"{len(run.tokens)} tokens would not fit into 4 MB. It shows how much of their weight its "
             "queries put on its keys together, on average. For single weights, export a run of fewer heads "
             "or a shorter text."

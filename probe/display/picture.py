@@ -1,4 +1,4 @@
-"""Result objects as figures for files: PNG, SVG and PDF, for print and for slides.
+"""Sheets as figures for files: PNG, SVG and PDF, for print and for slides.
 
 Drawn with matplotlib's ``Figure`` objects alone, so nothing is shared between two figures and no window
 opens. Rows and columns are told apart by position, never by label: repeated words keep their own. No text is
@@ -16,7 +16,7 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -28,18 +28,9 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties, fontManager, get_font
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from torch import Tensor
 
+from probe.display.data import Axis, Panel, Sheet
 from probe.errors import ProbeError
-from probe.running.words import Words, single_tokens
-
-if TYPE_CHECKING:
-    from probe.analyses.checks.report import Report
-    from probe.analyses.compare import Comparison
-    from probe.analyses.masks import Direction, MaskComparison
-    from probe.analyses.measures import Rollout
-    from probe.analyses.texts import TextComparison
-    from probe.running.capture import Run
 
 FORMATS = ("png", "svg", "pdf")
 _DPI = 160
@@ -51,161 +42,30 @@ _turn = threading.RLock()
 # differences begin a quarter up their scale: whatever isn't zero is darker than the mark for zero.
 _WEIGHT = colormaps["YlGnBu"]
 _DIFFERENCE = ListedColormap(colormaps["YlOrRd"](np.linspace(0.25, 1.0, 256)))
-_ZERO, _WRONG = "#dfe6ea", "#c1121f"
+_CHANGE = colormaps["PuOr"]
+_ZERO, _WRONG, _ALLOWED, _FORBIDDEN, _BAR_COLOUR = "#dfe6ea", "#c1121f", "#2f6f7e", "#e9e9e5", "#0b5d7a"
 _MASKED: dict[str, Any] = {"facecolor": "#efedea", "edgecolor": "#cbc7c0", "hatch": "////", "linewidth": 0.0}
 
 
-def draw_head(
-    run: Run, layer: int, head: int, shown: Words | None = None, *, kind: str | None = None
-) -> Figure:
-    """One head's attention weights: a row for each query, a column for each key, colours from 0 to 1.
+def draw(sheet: Sheet) -> Figure:
+    """A sheet as a figure: its panels in lines, legend and captions below them.
 
-    Parameters
-    ----------
-    shown : words instead of tokens, or without special tokens; see ``group_words``.
-    kind : which attention of a model with an encoder and a decoder; see ``Run.weights``.
+    Values keep their places whatever they are called; a NaN is a cross.
 
     Raises
     ------
     ProbeError
-        If the run did not keep that head, or ``shown`` belongs to another text.
+        If it has no panel.
     """
-    source, target = single_tokens(run), single_tokens(run.target or run)
-    queries, keys = {"decoder": (target, target), "cross": (target, source)}.get(kind or "", (source, source))
-    if shown is not None:
-        queries = keys = shown
-    weights = run.weights(layer, head, kind)
-    panel = _weights("", queries.weights(weights, keys), queries, keys=keys)
-    title = f"{_title(run, layer, head)}{f', {kind} attention' if kind else ''}"
-    return _compose(title, [panel], _remarks(run, queries, weights))
-
-
-def draw_comparison(
-    comparison: Comparison,
-    layer: int,
-    head: int,
-    shown: Words | None = None,
-    *,
-    keys: Words | None = None,
-    kind: str | None = None,
-) -> Figure:
-    """One head three times: from scratch, as the model computed it, and the absolute difference.
-
-    The difference has a logarithmic scale; cells where both agree to the last bit have a colour of their own.
-
-    Parameters
-    ----------
-    shown, keys : how the queries and the keys are put together; by default each token stands for itself.
-    kind : of attention, for models with an encoder and a decoder.
-
-    Raises
-    ------
-    ProbeError
-        If there is no such layer, head or kind, or ``shown`` or ``keys`` belongs to another text.
-    """
-    queried, read = comparison.sides(kind)
-    shown = shown or single_tokens(queried)
-    keys = keys or (shown if read is queried else single_tokens(read))
-    whole = comparison.from_model(layer, head, kind)
-    ours, theirs = shown.weights(comparison.from_scratch(layer, head, kind), keys), shown.weights(whole, keys)
-    allowed = comparison.allowed(layer, head, kind)
-    masked = None if allowed is None else _masked(shown, allowed, keys)
-    check = comparison.check(layer, head, kind)
-    verdict = (
-        f"Largest difference of a token's weight {check.max_abs_error:.1e}, tolerance {check.tolerance:.1e}: "
-        f"{'the two agree' if check.passed else 'the two do NOT agree'}."
-    )
-    return _compose(
-        f"{comparison.model.name} ({comparison.model.source}), {check.place}",
-        [
-            _weights("from scratch", ours, shown, masked, keys),
-            _weights("the model's own", theirs, shown, masked, keys),
-            _difference("absolute difference", (ours - theirs).abs(), shown, masked, keys),
-        ],
-        [verdict, *_remarks(queried, shown, whole, keys)],
-    )
-
-
-def draw_masks(masks: MaskComparison, shown: Words | None = None) -> Figure:
-    """The same trained head under the causal and the bidirectional mask.
-
-    Raises
-    ------
-    ProbeError
-        If ``shown`` belongs to another text.
-    """
-    shown = shown or single_tokens(masks)
-    kinds: tuple[Direction, Direction] = ("causal", "bidirectional")
-    maps = {"causal": masks.causal, "bidirectional": masks.bidirectional}
-    trained = masks.causal if masks.trained_with == "causal" else masks.bidirectional
-    return _compose(
-        _title(masks, masks.layer, masks.head),
-        [
-            _weights(
-                masks.labels[kind], shown.weights(maps[kind]), shown, _masked(shown, masks.allowed(kind))
-            )
-            for kind in kinds
-        ],
-        [masks.summary, *_remarks(masks, shown, trained)],
-    )
-
-
-def draw_texts(texts: TextComparison) -> Figure:
-    """The same head on two texts, and the absolute difference between the tokens that both have."""
-    first, second = (single_tokens(one) for one in (texts.first, texts.second))
-    panels = [
-        _weights("the first text", texts.first.weights, first),
-        _weights("the second text", texts.second.weights, second),
-    ]
-    if texts.pairs:
-        shared = tuple(texts.first.tokens[position] for position, _ in texts.pairs)
-        axes = _Axis("query", shared), _Axis("key", shared)
-        panels.append(_Panel("absolute difference", _numbers(texts.difference.abs()), "difference", *axes))
-    return _compose(_title(texts, texts.layer, texts.head), panels, [texts.summary])
-
-
-def draw_rollout(rollout: Rollout, layer: int | None = None, shown: Words | None = None) -> Figure:
-    """Attention rollout up to a layer (the last by default), with what must be said of it.
-
-    Raises
-    ------
-    ProbeError
-        If there is no such layer, or ``shown`` belongs to another text.
-    """
-    layer = len(rollout.maps) - 1 if layer is None else layer
-    shown = shown or single_tokens(rollout)
-    axes = _Axis("position", shown.labels), _Axis("input token", shown.labels)
-    panel = _Panel("", _numbers(shown.weights(rollout.weights(layer))), "weight", *axes)
-    title = f"{rollout.model_name} ({rollout.source}), attention rollout up to layer {layer}"
-    return _compose(title, [panel], [*_remarks(rollout, shown, rollout.weights(layer)), rollout.caveat])
-
-
-def draw_errors(report: Report) -> Figure:
-    """The largest error of every head, layer by head, on a logarithmic scale; failed heads are crossed.
-
-    One map for each kind of attention.
-    """
-    panels = [_errors(report, kind) for kind in report.kinds]
-    return _compose(f"{report.model} ({report.source})", panels, [report.verdict])
-
-
-def _errors(report: Report, kind: str) -> _Panel:
-    checks = [check for check in report.heads if check.kind == kind]
-    layers, heads = (1 + max(getattr(check, name) for check in checks) for name in ("layer", "head"))
-    errors = np.full((layers, heads), np.nan)
-    failed = np.zeros(errors.shape, dtype=bool)
-    for check in checks:
-        errors[check.layer, check.head] = check.max_abs_error
-        failed[check.layer, check.head] = not check.passed
-    return _Panel(
-        f"{'' if kind == 'self' else f'{kind}: '}largest difference of an attention weight",
-        errors,
-        "difference",
-        _Axis("layer", tuple(map(str, range(layers)))),
-        _Axis("head", tuple(map(str, range(heads)))),
-        crossed=failed,
-        crossed_means="did not pass",
-    )
+    if not sheet.panels:
+        raise ProbeError("There is nothing to draw.")
+    with _turn:
+        texts = [sheet.title, *sheet.captions]
+        for panel in sheet.panels:
+            texts += [panel.title, panel.note, *panel.rows.labels, *panel.columns.labels]
+        lettering = _Lettering(texts)
+        panels = [_Drawn.of(panel) for panel in sheet.panels]
+        return _Layout(lettering, sheet.title, panels, [*sheet.captions, *lettering.remarks()]).figure
 
 
 def figure_bytes(figure: Figure, format: str = "png") -> bytes:
@@ -225,104 +85,70 @@ def figure_bytes(figure: Figure, format: str = "png") -> bytes:
 
 
 @dataclass(frozen=True)
-class _Axis:
-    name: str
-    labels: tuple[str, ...]
+class _Drawn:
+    """A panel as numpy arrays: ``values``, ``masked`` and ``crossed`` are (rows, columns)."""
 
-
-@dataclass(frozen=True)
-class _Panel:
-    """One heatmap; ``values``, ``masked`` and ``crossed`` are (rows, columns). Crossed by default: NaN."""
-
-    title: str
+    panel: Panel
     values: np.ndarray
-    kind: Literal["weight", "difference"]
-    rows: _Axis
-    columns: _Axis
-    masked: np.ndarray | None = None
-    crossed: np.ndarray | None = None
-    crossed_means: str = "not a number"
+    masked: np.ndarray | None
+    crossed: np.ndarray
+
+    @classmethod
+    def of(cls, panel: Panel) -> _Drawn:
+        values = panel.values.detach().cpu().double().numpy()
+        values = values[:, None] if panel.kind == "bars" else values
+        masked = None if panel.masked is None else panel.masked.cpu().numpy()
+        crossed = np.isnan(values) if panel.crossed is None else panel.crossed.cpu().numpy()
+        return cls(panel, values, masked, crossed)
 
     @property
-    def crosses(self) -> np.ndarray:
-        return np.isnan(self.values) if self.crossed is None else self.crossed
+    def kind(self) -> str:
+        return self.panel.kind
 
+    @property
+    def rows(self) -> Axis:
+        return self.panel.rows
 
-def _weights(
-    title: str, values: Tensor, shown: Words, masked: np.ndarray | None = None, keys: Words | None = None
-) -> _Panel:
-    return _Panel(title, _numbers(values), "weight", *_axes(shown, keys or shown), masked)
+    @property
+    def columns(self) -> Axis:
+        """Bars have no columns, but a length."""
+        return Axis("", ()) if self.kind == "bars" else self.panel.columns
 
+    @property
+    def hidden(self) -> np.ndarray:
+        """Where the mask forbids and nothing is."""
+        none: np.ndarray = np.zeros(self.values.shape, dtype=bool)
+        return none if self.masked is None else self.masked & (self.values == 0)
 
-def _difference(
-    title: str, values: Tensor, shown: Words, masked: np.ndarray | None = None, keys: Words | None = None
-) -> _Panel:
-    return _Panel(title, _numbers(values), "difference", *_axes(shown, keys or shown), masked)
-
-
-def _axes(queries: Words, keys: Words) -> tuple[_Axis, _Axis]:
-    return _Axis("query", queries.labels), _Axis("key", keys.labels)
-
-
-def _numbers(values: Tensor) -> np.ndarray:
-    return values.detach().cpu().double().numpy()
-
-
-def _masked(shown: Words, allowed: Tensor, keys: Words | None = None) -> np.ndarray:
-    """(W, W), True where a (T, T) mask hides the whole key word from the whole query word."""
-    return (shown.weights(allowed.cpu().float(), keys) == 0).numpy()
-
-
-def _title(result: Run | MaskComparison | TextComparison, layer: int, head: int) -> str:
-    return f"{result.model_name} ({result.source}), layer {layer}, head {head}"
-
-
-def _remarks(result: Any, shown: Words, weights: Tensor, keys: Words | None = None) -> list[str]:
-    """What a reader must know about the text and about what is shown of its (T, T) weights."""
-    keys = keys or shown
-    remarks = [remark for remark in (result.truncated, shown.notice) if remark]
-    if any(end - start > 1 for start, end in (*shown.pieces, *keys.pieces)):
-        remarks.append(
-            "Words instead of tokens: summed over a key word's pieces, averaged over a query word's."
-        )
-    if any(sum(end - start for start, end in one.pieces) < one.num_tokens for one in (shown, keys)):
-        hidden = float((shown.means(weights.sum(-1)) - shown.weights(weights, keys).sum(-1)).mean())
-        remarks.append(
-            f"Special tokens are left out. They have {hidden:.1%} of a query's weight on average; nothing is "
-            "renormalised, so rows sum to less than 1."
-        )
-    return remarks
+    @property
+    def zero(self) -> np.ndarray:
+        """Where a difference is exactly 0 and the mask has no part in it."""
+        zero: np.ndarray = (self.values == 0) & (self.kind == "difference")
+        return zero if self.masked is None else zero & ~self.masked
 
 
 # Composing: all lengths in inches. Positions are computed, so that one drawing is enough.
 _MAP_SIDE = (2.0, 9.0)
 _MAP_SIDE_OF_SEVERAL = (2.0, 6.0)
 _CELL = 0.26
-_GAP, _BAR, _BAR_LABELS = 0.12, 0.12, 0.5
-_SMALL, _NORMAL, _LARGE = 5.0, 8.5, 10.5
+_GAP, _BAR, _BAR_LABELS, _BARS = 0.12, 0.12, 0.5, 2.0
+_SMALL, _NOTE, _NORMAL, _LARGE = 5.0, 7.0, 8.5, 10.5
 
 
-def _compose(title: str, panels: Sequence[_Panel], captions: Sequence[str]) -> Figure:
-    """Heatmaps side by side under one title, with legend and captions below."""
-    with _turn:
-        texts = [title, *captions]
-        for panel in panels:
-            texts += [panel.title, *panel.rows.labels, *panel.columns.labels]
-        lettering = _Lettering(texts)
-        return _Sheet(lettering, title, panels, [*captions, *lettering.remarks()]).figure
-
-
-class _Sheet:
-    """Lays out one figure."""
+class _Layout:
+    """Lays out one figure: lines of panels, as many in a line as are read together."""
 
     def __init__(
-        self, lettering: _Lettering, title: str, panels: Sequence[_Panel], captions: Sequence[str]
+        self, lettering: _Lettering, title: str, panels: Sequence[_Drawn], captions: Sequence[str]
     ) -> None:
         self.lettering = lettering
         self.figure = Figure(figsize=(1, 1), dpi=_DPI)
         self.figure.set_label(lettering.plain(title))
         self.canvas = FigureCanvasAgg(self.figure)
         self.panels = panels
+        across = {4: 2}.get(len(panels), min(3, len(panels)))
+        every = range(len(panels))
+        self.lines = [list(every[start : start + across]) for start in every[::across]]
         low, high = _MAP_SIDE if len(panels) == 1 else _MAP_SIDE_OF_SEVERAL
         longest = max(max(panel.values.shape) for panel in panels)
         self.cell = min(max(longest * _CELL, low), high) / longest
@@ -341,35 +167,44 @@ class _Sheet:
 
     def place(self, title: str, captions: Sequence[str]) -> None:
         line = 1.45 / 72  # inches a line, times its font size
-        lefts, x = [], 0.0
-        for index, panel in enumerate(self.panels):
-            x += self.row_space(index) + _GAP
-            lefts.append(x)
-            x += self.cell * panel.values.shape[1] + _GAP
-            if self.has_bar(index):
-                x += _BAR + _BAR_LABELS
-        width = max(x + _GAP, self.measure(self.lettering.plain(title), _LARGE)[0] + 2 * _GAP, 4.0)
-        width = min(width, max(x + _GAP, 8.0))
+        lefts: dict[int, float] = {}
+        widest = 0.0
+        for indices in self.lines:
+            x = 0.0
+            for index in indices:
+                x += self.row_space(index) + _GAP
+                lefts[index] = x
+                x += self.across(index) + _GAP
+                if self.has_bar(index):
+                    x += _BAR + _BAR_LABELS
+            widest = max(widest, x + _GAP)
+        width = max(widest, self.measure(self.lettering.plain(title), _LARGE)[0] + 2 * _GAP, 4.0)
+        width = min(width, max(widest, 8.0))
         head = self.wrapped(title, width, _LARGE)
-        notes = [part for caption in captions for part in self.wrapped(caption, width, 7.0)]
+        notes = [part for caption in captions for part in self.wrapped(caption, width, _NOTE)]
         entries = self.legend_entries()
-        panel_titles = [
-            self.wrapped(panel.title, self.cell * panel.values.shape[1] + 2 * _GAP, _NORMAL)
-            for panel in self.panels
+        names = [
+            self.wrapped(one.panel.title, self.across(i) + 2 * _GAP, _NORMAL) for i, one in self.numbered
         ]
-        column_space = max(self.label_space(panel.columns) for panel in self.panels) + line * _NORMAL + _GAP
-        notes_height = line * 7.0 * len(notes) + (_GAP if notes else 0.0)
-        legend_height = 0.22 if entries else 0.0
-        base = _GAP + notes_height + legend_height + column_space
-        tallest = max(self.cell * panel.values.shape[0] for panel in self.panels)
-        titles_height = line * _NORMAL * max(map(len, panel_titles))
-        height = base + tallest + _GAP + titles_height + line * _LARGE * len(head) + _GAP
+        abouts = [self.wrapped(one.panel.note, self.across(i) + 2 * _GAP, _NOTE) for i, one in self.numbered]
+        notes_height = line * _NOTE * len(notes) + (_GAP if notes else 0.0)
+        base = _GAP + notes_height + (0.22 if entries else 0.0)
+        # From the lowest line of panels up: where its maps end, and where the next begins.
+        bottoms: dict[int, float] = {}
+        for indices in reversed(self.lines):
+            base += max(self.label_space(self.panels[i].columns) for i in indices) + line * _NORMAL + _GAP
+            tallest = max(self.down(index) for index in indices)
+            for index in indices:
+                bottoms[index] = base + tallest - self.down(index)
+            above = max(line * (_NORMAL * len(names[i]) + _NOTE * len(abouts[i])) for i in indices)
+            base += tallest + _GAP + above + _GAP
+        height = base + line * _LARGE * len(head)
         self.figure.set_size_inches(width, height)
         # Every cell gets at least one pixel, however long the text.
         self.figure.set_dpi(max(_DPI, math.ceil(1 / self.cell)))
 
         self.write(_GAP, height - _GAP, head, _LARGE, va="top")
-        self.write(_GAP, _GAP, notes, 7.0, va="bottom", color="#444444")
+        self.write(_GAP, _GAP, notes, _NOTE, va="bottom", color="#444444")
         if entries:
             self.figure.legend(
                 handles=entries,
@@ -377,31 +212,57 @@ class _Sheet:
                 bbox_to_anchor=(_GAP / width, (_GAP + notes_height) / height),
                 ncols=len(entries),
                 frameon=False,
-                prop=FontProperties(family=self.lettering.families, size=7.0),
+                prop=FontProperties(family=self.lettering.families, size=_NOTE),
                 borderpad=0.0,
                 borderaxespad=0.0,
             )
-        top = base + tallest
-        for index, (panel, left, lines) in enumerate(zip(self.panels, lefts, panel_titles, strict=True)):
-            across, down = self.cell * panel.values.shape[1], self.cell * panel.values.shape[0]
-            self.heatmap(index, (left / width, (top - down) / height, across / width, down / height))
-            self.write(left, top + _GAP / 2, lines, _NORMAL, va="bottom")
+        for index, _ in self.numbered:
+            left, bottom = lefts[index], bottoms[index]
+            box = left / width, bottom / height, self.across(index) / width, self.down(index) / height
+            if self.panels[index].kind == "bars":
+                self.bars(index, box)
+            else:
+                self.heatmap(index, box)
+            top = bottom + self.down(index) + _GAP / 2
+            self.write(left, top, abouts[index], _NOTE, va="bottom", color="#444444")
+            above = top + line * _NOTE * len(abouts[index])
+            self.write(left, above, names[index], _NORMAL, va="bottom")
+
+    @property
+    def numbered(self) -> list[tuple[int, _Drawn]]:
+        return list(enumerate(self.panels))
+
+    def across(self, index: int) -> float:
+        """Width of a panel in inches, without its labels and its scale."""
+        panel = self.panels[index]
+        return _BARS if panel.kind == "bars" else self.cell * panel.values.shape[1]
+
+    def down(self, index: int) -> float:
+        return self.cell * self.panels[index].values.shape[0]
 
     def row_space(self, index: int) -> float:
-        """Space left of a map for its row labels; a map with the same rows as the one before it has none."""
-        if index and self.panels[index].rows == self.panels[index - 1].rows:
+        """Space left of a panel for its row labels; one with the same rows as the one before it has none."""
+        begins = any(index == indices[0] for indices in self.lines)
+        if not begins and self.panels[index].rows == self.panels[index - 1].rows:
             return 0.0
         return self.label_space(self.panels[index].rows) + 1.45 / 72 * _NORMAL
 
-    def label_space(self, axis: _Axis) -> float:
+    def label_space(self, axis: Axis) -> float:
         widths = [self.measure(self.short[label], self.size)[0] for label in set(axis.labels[:: self.step])]
         return max(widths, default=0.0) + 0.1
 
     def has_bar(self, index: int) -> bool:
-        """Whether a colour scale stands right of a map: beside the last of those that share it."""
-        following = self.panels[index + 1 :]
-        kind = self.panels[index].kind
-        return kind == "difference" or not (following and following[0].kind == kind)
+        """Whether a colour scale stands right of a map: beside the last in a line of those that share it."""
+        panel = self.panels[index]
+        if panel.kind in ("bars", "mask"):
+            return False
+        ends = any(index == indices[-1] for indices in self.lines)
+        following = None if ends else self.panels[index + 1]
+        shares = following is not None and (following.kind, following.panel.ends) == (
+            panel.kind,
+            panel.panel.ends,
+        )
+        return panel.kind == "difference" or not shares
 
     def measure(self, text: str, size: float) -> tuple[float, float]:
         """Width and height of one line of text."""
@@ -432,30 +293,49 @@ class _Sheet:
         )  # fmt: skip
 
     def heatmap(self, index: int, box: tuple[float, float, float, float]) -> None:
-        panel = self.panels[index]
+        drawn = self.panels[index]
         axes = self.figure.add_axes(box)
-        if panel.masked is not None:
+        axes.grid(False)
+        if drawn.masked is not None:
             axes.patch.set(**_MASKED)
-        cmap, norm = _scale(panel)
-        hidden = np.isnan(panel.values)
-        if panel.masked is not None:
-            hidden = hidden | (panel.masked & (panel.values == 0))
-        if panel.kind == "difference":
-            zero = _plain_zero(panel)
-            flat = np.ma.masked_array(panel.values, ~zero)
-            axes.imshow(flat, cmap=ListedColormap([_ZERO]), interpolation="nearest", aspect="auto")
-            hidden = hidden | zero
-        shown = np.ma.masked_array(panel.values, hidden)
-        image = axes.imshow(shown, cmap=cmap, norm=norm, interpolation="nearest", aspect="auto")
-        if panel.crosses.any():
-            rows, columns = np.nonzero(panel.crosses)
+        cmap, norm = _scale(drawn)
+        plain: dict[str, Any] = {"interpolation": "nearest", "aspect": "auto", "origin": "upper"}
+        if drawn.kind == "difference":
+            flat = np.ma.masked_array(drawn.values, ~drawn.zero)
+            axes.imshow(flat, cmap=ListedColormap([_ZERO]), **plain)
+        hidden = np.isnan(drawn.values) | drawn.hidden | drawn.zero
+        shown = np.ma.masked_array(drawn.values, hidden)
+        image = axes.imshow(shown, cmap=cmap, norm=norm, **plain)
+        self.cross(axes, drawn)
+        self.ticks(axes, drawn, with_rows=self.row_space(index) > 0)
+        if self.has_bar(index):
+            self.bar(image, drawn, box, norm)
+
+    def bars(self, index: int, box: tuple[float, float, float, float]) -> None:
+        drawn = self.panels[index]
+        axes = self.figure.add_axes(box)
+        axes.grid(False)
+        lengths = np.nan_to_num(drawn.values[:, 0], nan=0.0, posinf=0.0, neginf=0.0)
+        rows = np.arange(len(lengths))
+        axes.barh(rows, lengths, height=0.8, color=_BAR_COLOUR)
+        longest = max(1.0, float(lengths.max(initial=0.0)))
+        axes.set_xlim(0.0, longest * 1.45)  # room for the numbers
+        axes.set_ylim(len(rows) - 0.5, -0.5)
+        for row in rows[:: self.step]:
+            value = drawn.values[row, 0]
+            axes.text(
+                lengths[row] + 0.02 * longest, row, "not a number" if np.isnan(value) else f"{value:.4f}",
+                va="center", fontsize=min(self.size, _NOTE), fontfamily=self.lettering.families,
+            )  # fmt: skip
+        self.ticks(axes, drawn, with_rows=self.row_space(index) > 0)
+
+    def cross(self, axes: Any, drawn: _Drawn) -> None:
+        if drawn.crossed.any():
+            rows, columns = np.nonzero(drawn.crossed)
             side = 0.5 * self.cell * 72
             axes.scatter(columns, rows, s=side**2, marker="x", color=_WRONG, linewidths=max(0.5, side / 8))
-        self.ticks(axes, panel, with_rows=self.row_space(index) > 0)
-        if self.has_bar(index):
-            self.bar(image, panel, box, norm)
 
-    def ticks(self, axes: Any, panel: _Panel, *, with_rows: bool) -> None:
+    def ticks(self, axes: Any, panel: _Drawn, *, with_rows: bool) -> None:
         font = {"fontsize": self.size, "fontfamily": self.lettering.families, "parse_math": False}
         title = {"fontsize": _NORMAL, "fontfamily": self.lettering.families, "parse_math": False}
         columns = range(0, len(panel.columns.labels), self.step)
@@ -469,47 +349,54 @@ class _Sheet:
         for spine in axes.spines.values():
             spine.set_linewidth(0.5)
 
-    def bar(self, image: Any, panel: _Panel, box: tuple[float, float, float, float], norm: Normalize) -> None:
+    def bar(self, image: Any, panel: _Drawn, box: tuple[float, float, float, float], norm: Normalize) -> None:
         left, bottom, width, height = box
         inch = 1 / self.figure.get_size_inches()[0]
         axes = self.figure.add_axes((left + width + _GAP * inch, bottom, _BAR * inch, height))
         bar = self.figure.colorbar(image, cax=axes)
         if panel.kind == "weight":
-            marks = [(mark, f"{mark:g}") for mark in (0.0, 0.25, 0.5, 0.75, 1.0)]
+            low, high = panel.panel.ends or (0.0, 1.0)
+            marks = [(low + share * (high - low), "") for share in (0.0, 0.25, 0.5, 0.75, 1.0)]
+            marks = [(mark, f"{mark:.3g}") for mark, _ in marks]
+        elif panel.kind == "change":
+            marks = [(-1.0, "−1"), (0.0, "0"), (1.0, "+1")]
         else:
             first, last = (round(math.log10(end)) for end in (norm.vmin or 1.0, norm.vmax or 1.0))
             marks = [(10.0**power, f"1e{power}") for power in range(first, last + 1)]
         bar.set_ticks([mark for mark, _ in marks], labels=[name for _, name in marks])
         axes.minorticks_off()
-        axes.tick_params(length=2, width=0.5, labelsize=7.0, pad=1.5)
+        axes.tick_params(length=2, width=0.5, labelsize=_NOTE, pad=1.5)
 
     def legend_entries(self) -> list[Artist]:
         entries: list[Artist] = []
         edge: dict[str, Any] = {"edgecolor": "#888888", "linewidth": 0.4}
-        if any(
-            panel.masked is not None and (panel.masked & (panel.values == 0)).any() for panel in self.panels
-        ):
+        if any(drawn.kind == "mask" for drawn in self.panels):
+            entries.append(Patch(facecolor=_ALLOWED, **edge, label="may attend"))
+            entries.append(Patch(facecolor=_FORBIDDEN, **edge, label="may not"))
+        if any(drawn.hidden.any() for drawn in self.panels):
             entries.append(Patch(**_MASKED | {"linewidth": 0.4}, label="forbidden by the mask"))
-        if any(panel.kind == "difference" and _plain_zero(panel).any() for panel in self.panels):
+        if any(drawn.zero.any() for drawn in self.panels):
             entries.append(Patch(facecolor=_ZERO, **edge, label="exactly 0"))
-        meanings = dict.fromkeys(panel.crossed_means for panel in self.panels if panel.crosses.any())
+        crossed = (drawn for drawn in self.panels if drawn.crossed.any())
+        meanings = dict.fromkeys(drawn.panel.crossed_means for drawn in crossed)
         if meanings:
             cross: dict[str, Any] = {"marker": "x", "color": _WRONG, "linestyle": "none", "markersize": 5}
             entries.append(Line2D([], [], **cross, label=" or ".join(meanings)))
         return entries
 
 
-def _plain_zero(panel: _Panel) -> np.ndarray:
-    """Where a difference is exactly 0 and the mask has no part in it."""
-    zero: np.ndarray = panel.values == 0
-    return zero if panel.masked is None else zero & ~panel.masked
-
-
-def _scale(panel: _Panel) -> tuple[Colormap, Normalize]:
-    """Colours, and what they stand for: 0 to 1, or whole powers of ten around all differences but zero."""
-    if panel.kind == "weight":
-        return _WEIGHT, Normalize(0.0, 1.0)
-    found = panel.values[np.isfinite(panel.values) & (panel.values > 0)]
+def _scale(drawn: _Drawn) -> tuple[Colormap, Normalize]:
+    """Colours, and what they stand for."""
+    if drawn.kind == "weight":
+        return _WEIGHT, Normalize(*(drawn.panel.ends or (0.0, 1.0)))
+    if drawn.kind == "change":
+        return _CHANGE, Normalize(-1.0, 1.0)
+    if drawn.kind == "mask":
+        return ListedColormap([_FORBIDDEN, _ALLOWED]), Normalize(0.0, 1.0)
+    if drawn.panel.ends is not None:
+        return _DIFFERENCE, LogNorm(*drawn.panel.ends, clip=True)
+    # Whole powers of ten around all differences but zero.
+    found = drawn.values[np.isfinite(drawn.values) & (drawn.values > 0)]
     if not found.size:
         return _DIFFERENCE, LogNorm(1e-9, 1e-6)
     low, high = math.floor(math.log10(found.min())), math.ceil(math.log10(found.max()))

@@ -7,10 +7,8 @@ address in every sheet of T x T numbers, so the way of one weight can be followe
 from __future__ import annotations
 
 import io
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,10 +17,9 @@ from torch import Tensor
 from xlsxwriter.utility import xl_col_to_name, xl_range_abs, xl_rowcol_to_cell
 
 from attention.examples import MaskedScores, ProjectedSentence
-from probe.analyses.trace import HeadNumbers, Role, Trace
 from probe.display.nonfinite import nonfinite
 from probe.errors import ProbeError
-from probe.files.disk import save
+from probe.running.head_numbers import HeadNumbers, Role
 
 # More formulas than this make a spreadsheet program slow, and few people would read them.
 MAX_TOKENS = 128
@@ -34,42 +31,6 @@ _ROW, _COLUMN = (
     2,
 )  # where the numbers of every sheet begin: below titles and column names, beside row names
 _SWITCH = "mask_in_use"
-
-
-def to_workbook(
-    what: Trace | HeadNumbers | ProjectedSentence | MaskedScores, path: str | os.PathLike[str]
-) -> Path:
-    """Write an .xlsx file in which a head's attention is computed again, by formulas, from its inputs and
-    weights.
-
-    For a trace it holds the whole head, all queries, not only the traced one; for a worked example of
-    ``attention.examples``, ``DRAW_A_MAP`` or ``THE_CAT_SAT_ON``, all of that. Change an input, and
-    everything follows; the cell ``mask_in_use`` on the first sheet switches between the causal and the
-    bidirectional mask. Every block of numbers has a defined name: inputs, W_query, query, scores, scaled,
-    mask, masked, row_maximum, exponentials, row_sum, weights, context, model_weights, difference and so on.
-
-    With rotary positions, query and key are turned by formulas too, from projected_query and projected_key,
-    position and frequency; a sliding window is a cell of the first sheet, and stays under either mask. A head
-    that shares its keys and values with others is given those it reads.
-
-    Raises
-    ------
-    ProbeError
-        If it is of nothing of the kind, there are more than ``MAX_TOKENS`` tokens, a number is NaN or
-        infinite, which a spreadsheet can't hold, or the file can't be written.
-    """
-    if isinstance(what, Trace):
-        what = what.numbers
-    elif isinstance(what, ProjectedSentence | MaskedScores):
-        what = _numbers_of(what)
-    elif not isinstance(what, HeadNumbers):
-        raise ProbeError(
-            f"A workbook is made of a trace or of a worked example, not of type {type(what).__name__}: "
-            "probe.trace gives one."
-        )
-    if Path(path).suffix.lower() != ".xlsx":
-        raise ProbeError(f'A workbook is an .xlsx file, and "{path}" has another ending.')
-    return save(Path(path), workbook_bytes(what))
 
 
 def workbook_bytes(numbers: HeadNumbers) -> bytes:
@@ -99,7 +60,7 @@ def workbook_bytes(numbers: HeadNumbers) -> bytes:
     return content.getvalue()
 
 
-def _numbers_of(example: ProjectedSentence | MaskedScores) -> HeadNumbers:
+def example_numbers(example: ProjectedSentence | MaskedScores) -> HeadNumbers:
     if isinstance(example, MaskedScores):
         scores = torch.tensor(example.scaled_scores, dtype=torch.float64)
         return HeadNumbers(

@@ -1,8 +1,8 @@
-"""Maps as CSV files that spreadsheets and programs read alike.
+"""Tables as CSV files that spreadsheets and programs read alike.
 
-UTF-8 with a byte order mark, as Excel wants it, lines ended as RFC 4180 says. The first row names the keys
-and the first column the queries, as ``[position] token``: a cell that begins with a bracket is never taken
-for a formula, a date or a fraction. All other cells are numbers with all their digits.
+UTF-8 with a byte order mark, as Excel wants it, lines ended as RFC 4180 says. Tokens are written as
+``[position] token``: a cell that begins with a bracket is never taken for a formula, a date or a fraction.
+Numbers have all their digits.
 """
 
 from __future__ import annotations
@@ -11,39 +11,49 @@ import csv
 import io
 import unicodedata
 from collections.abc import Iterable, Sequence
+from typing import Any
 
-from torch import Tensor
+import numpy as np
 
+from probe.display.data import Axis, Cell, Sheet, Table
 from probe.running.tokens import visible
-from probe.running.words import Words
-
-CORNER = "query \\ key"
 
 
-def map_csv(weights: Tensor, shown: Words, keys: Words | None = None) -> bytes:
-    """One map as the content of a CSV file: a row for each query, a column for each key.
+def csv_bytes(table: Table) -> bytes:
+    """A table as the content of a CSV file, with all digits of its numbers.
 
-    Parameters
-    ----------
-    weights : (T, T) [query, key] over the tokens, weights or differences.
-    shown : tokens or words: ``single_tokens(run)``, ``group_words(encoding)``.
-    keys : those of the keys, where they are of another text than the queries (cross-attention).
-
-    Raises
-    ------
-    ProbeError
-        If the map isn't one of that text.
-
-    Notes
-    -----
-    ``float(cell)`` is the weight to the last bit. A number that isn't finite is written as nan or inf.
+    ``float(cell)`` is the number to the last bit; one that isn't finite is written as nan or inf.
     """
-    rows = zip(_names(shown), shown.weights(weights, keys).tolist(), strict=True)
-    return table_csv([CORNER, *_names(keys or shown)], ([name, *row] for name, row in rows))
+    rows = zip(*(column.cells for column in table.columns), strict=True)
+    return table_csv([column.name for column in table.columns], map(_plain_cells, rows))
 
 
-def _names(shown: Words) -> list[str]:
-    return [f"[{index}] {label}" for index, label in zip(shown.index, shown.labels, strict=True)]
+def sheet_csv(sheet: Sheet) -> bytes:
+    """The numbers of a sheet as the content of a CSV file: a row for each cell of its panels.
+
+    Panels over the same rows and columns stand side by side; others below them.
+    """
+    rows: list[list[Cell]] = []
+    titles = [panel.short for panel in sheet.panels]
+    by_axes: dict[tuple[Axis, Axis], list[int]] = {}
+    for place, panel in enumerate(sheet.panels):
+        by_axes.setdefault((panel.rows, panel.columns), []).append(place)
+    for (queries, keys), places in by_axes.items():
+        for i, (query, name) in enumerate(zip(queries.index, queries.labels, strict=True)):
+            for j, (key, other) in enumerate(zip(keys.index, keys.labels, strict=True)):
+                cells: list[Cell] = [None] * len(titles)
+                for place in places:
+                    values = sheet.panels[place].values
+                    cells[place] = float(values[i] if values.dim() == 1 else values[i, j])
+                rows.append([query, name, key, other, *cells])
+    first = sheet.panels[0]
+    header = [first.rows.name, f"{first.rows.name} label", first.columns.name, f"{first.columns.name} label"]
+    return table_csv([*header, *titles], rows)
+
+
+def _plain_cells(row: Sequence[Any]) -> list[Cell]:
+    """Numbers of numpy as Python's; NaN in a column of measures is nothing."""
+    return [cell.item() if isinstance(cell, np.generic) else cell for cell in row]
 
 
 def table_csv(header: Sequence[str], rows: Iterable[Sequence[str | float | int | bool | None]]) -> bytes:

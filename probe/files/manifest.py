@@ -1,46 +1,33 @@
-"""What a result was made from, in fields: enough to make it again in another process, and to say if it holds.
+"""What a result was made from: enough to make it again in another process, and to say if it holds.
 
-A manifest is data. Making a result again reads its fields, checks them, and calls this package; the Python
-that a manifest shows to its reader is never run.
+A manifest is data: the name of a kind of result, and the arguments of the analysis that gives it, which are
+checked against the signature of that analysis. The Python that a manifest shows to its reader is never run.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import platform
 import sys
-from collections.abc import Callable, Collection
+import types
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import torch
-import transformers
 
-from probe.analyses.ablate import Ablation, Ranking, ablate, rank_heads
-from probe.analyses.checks.report import Report, device_name
-from probe.analyses.compare import Comparison, compare
-from probe.analyses.find import FoundHeads, find_heads
-from probe.analyses.masks import MaskComparison, compare_masks
-from probe.analyses.measures import measure_heads, rollout
-from probe.analyses.predict import Predictions, predict
-from probe.analyses.rerun import FromScratchRun, run_from_scratch
-from probe.analyses.texts import TextComparison, compare_texts
-from probe.analyses.trace import Trace, trace
+from probe.analyses.result import RESULTS, Place, Result, asked, call_text
 from probe.analyses.verify import verify
 from probe.errors import ProbeError
-from probe.files.numbers import KINDS, Place, Result
 from probe.models import backend
 from probe.models.loading import DTYPES, Model, load, resolve
-from probe.running.capture import Run, attend
 from probe.running.tokens import Text
-from probe.version import __version__
 
 # How far numbers may be from those of another machine, as a share of the largest of their block (of 1, if
 # that is less): rounding in another order, grown through a dozen layers.
 AGREEMENT = {"float64": 1e-12, "float32": 1e-5, "float16": 1e-2, "bfloat16": 5e-2}
 
-_FORMAT = 3
+_FORMAT = 4
 
 
 @dataclass(frozen=True)
@@ -49,18 +36,14 @@ class Manifest:
 
     Attributes
     ----------
-    what : what it is; a key of ``KINDS``.
+    what : what it is; a key of ``RESULTS``.
+    arguments : of the analysis that gives it, beside the model; those that are as usual are left out.
+    only : the (kind, layer, head) that was kept of a comparison; None for all.
     model, source, revision, sha256, tokenizer : whose attention it is; as in ``Model``.
-    texts : the text; both of a comparison of texts, all of a report.
-    truncate : whether a text that is too long was to be cut.
-    targets : the decoder's text, for a model with an encoder and a decoder; of a report one for each text.
-    heads : the (kind, layer, head) that a run kept, or that were changed; None for all.
-    layer, head, query, whole_model, words, how, k : what was asked for, where it was.
-    kind : of the one head kept of a comparison: "self", "encoder", "decoder" or "cross".
-    kept : the dtype that a run's weights were kept in.
-    tokens : the tokens of the text, or of both; None for a report.
+    tokens : the tokens of the text, or of both; None where there are many texts.
     mask : "causal" or "bidirectional", what the model was trained with; None where that isn't known.
     dtype, device, backend, versions : what it was computed with.
+    shown : how a picture shows it: "words" instead of tokens, special tokens hidden ("hide_special").
     max_abs_error, tolerance, passed : what ``verify`` says of the model on the texts; None for a model that
         can't be checked, and for an error that is not finite.
     agreement : how far the numbers of another machine may be away, see ``AGREEMENT``; said for the reader:
@@ -69,67 +52,205 @@ class Manifest:
     """
 
     what: str
+    arguments: dict[str, Any]
+    only: Place | None
     model: str
     source: str
     revision: str | None
     sha256: str | None
     tokenizer: str
-    texts: tuple[Text, ...]
-    truncate: bool
-    targets: tuple[str, ...] | None
-    heads: tuple[tuple[str, int, int], ...] | None
-    kind: str | None
-    layer: int | None
-    head: int | None
-    query: int | None
-    whole_model: bool
-    words: tuple[str, ...] | None
-    how: str | None
-    k: int | None
-    kept: str | None
     tokens: tuple[str, ...] | None
     mask: str | None
     dtype: str
     device: str
     backend: str
     versions: dict[str, str]
+    shown: tuple[str, ...]
     max_abs_error: float | None
     tolerance: float | None
     passed: bool | None
     agreement: float
     python: str
 
+    @property
+    def kind(self) -> type[Result]:
+        """The kind of result it is of."""
+        return RESULTS[self.what]
+
+    @property
+    def texts(self) -> tuple[Text, ...]:
+        """The texts among its arguments."""
+        texts: list[Text] = []
+        for name in ("text", "text_or_texts", "first", "second"):
+            given = self.arguments.get(name, [])
+            texts += given if isinstance(given, list) else [given]
+        return tuple(texts)
+
+    @property
+    def kept(self) -> str:
+        """The dtype that its numbers were kept in."""
+        return _name(self.arguments.get("dtype", _dtype(self.dtype)))
+
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain numbers, strings and lists."""
-        return {"format": _FORMAT, **json.loads(json.dumps(asdict(self)))}
+        plain = asdict(replace(self, arguments={}))
+        plain["arguments"] = {name: _encoded(value) for name, value in self.arguments.items()}
+        return {"format": _FORMAT, **json.loads(json.dumps(plain))}
 
     @classmethod
     def from_dict(cls, given: Any) -> Manifest:
-        """A manifest that was read from a file.
+        """A manifest that was read from a file, of this format or of the one before.
 
         Raises
         ------
         ProbeError
-            If a field is missing or is not what it should be.
+            If a field is missing or is not what it should be, or an argument is not one of the analysis.
         """
-        if not isinstance(given, dict) or given.get("format") != _FORMAT:
-            raise ProbeError(f"The manifest is not of format {_FORMAT}, the one that is read here.")
+        if not isinstance(given, dict):
+            raise ProbeError("The manifest is no set of fields: the file is damaged.")
+        old = given.get("format") == 3
+        if old:
+            given = _from_format_3(given)
+        if given.get("format") != _FORMAT:
+            raise ProbeError(_unread(given))
         missing = [field.name for field in fields(cls) if field.name not in given]
         wrong = [name for name in given if name not in _FITS or not _FITS[name](given[name])]
         if missing or wrong:
             what = f"has no {missing[0]}" if missing else f"has {wrong[0]} = {given[wrong[0]]!r:.60}"
             raise ProbeError(f"The manifest {what}: the file is damaged, export it again.")
         values = {field.name: given[field.name] for field in fields(cls)}
-        values["texts"] = tuple(tuple(one) if isinstance(one, list) else one for one in values["texts"])
-        for name in ("heads", "targets", "tokens", "words"):
-            if values[name] is not None:
-                values[name] = tuple(tuple(one) if name == "heads" else one for one in values[name])
-        return cls(**values)
+        for name in ("tokens", "only", "shown"):
+            values[name] = None if values[name] is None else tuple(values[name])
+        values["arguments"] = _arguments(RESULTS[values["what"]].analysis, values["arguments"])
+        manifest = cls(**values)
+        return replace(manifest, python=_python(manifest)) if old else manifest
 
 
-def _is_text(value: Any) -> bool:
-    pair = isinstance(value, list) and len(value) == 2 and all(isinstance(one, str) for one in value)
-    return isinstance(value, str) or pair
+def _unread(given: Mapping[str, Any]) -> str:
+    versions = given.get("versions")
+    wrote = versions.get("attention-probe") if isinstance(versions, dict) else None
+    by = f", written by attention-probe {wrote}" if isinstance(wrote, str) else ""
+    return (
+        f"The manifest is of format {given.get('format')!r:.20}{by}; read here are formats 3 and {_FORMAT}. "
+        "Take the version that wrote it, or export the result again."
+    )
+
+
+def _from_format_3(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of this format, from those of the one before, which listed what any analysis may be asked.
+
+    Whether they make sense is looked at afterwards.
+    """
+    try:
+        what, texts, targets = given["what"], given["texts"], given["targets"]
+        arguments = {name: given[name] for name in ("layer", "head", "query", "how", "k")}
+        arguments["target"] = targets[0] if targets and what != "report" else targets
+        arguments["truncate"] = given["truncate"] or None
+        arguments["whole_model"] = given["whole_model"] or None
+        arguments["dtype"] = given["kept"] if given["kept"] != given["dtype"] else None
+        listed = [{"pair": one} if isinstance(one, list) else one for one in texts]
+        one_kind = {kind for kind, _, _ in given["heads"] or ()} <= {"self"} or what == "ablation"
+        arguments["heads"] = given["heads"] and [place[1:] if one_kind else place for place in given["heads"]]
+        names = {"run": ("text_or_texts",), "texts": ("first", "second")}.get(what, ("text",))
+        arguments |= {"text_or_texts": listed} if what == "report" else dict(zip(names, listed, strict=True))
+        arguments |= dict(zip(("from_word", "to_word", "versus"), given["words"] or (), strict=False))
+        place = [given["kind"], given["layer"], given["head"]]
+        only = place if what == "comparison" and None not in place else None
+        if what == "comparison":
+            arguments["layer"] = arguments["head"] = None
+        new = {one.name for one in fields(Manifest)}
+        kept = {name: value for name, value in given.items() if name in new}
+        return kept | {
+            "format": _FORMAT,
+            "arguments": {name: value for name, value in arguments.items() if value is not None},
+            "only": only,
+            "shown": [],
+        }
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError):
+        raise ProbeError("The manifest lacks a field of format 3: the file is damaged.") from None
+
+
+# ---- arguments as JSON, and back
+
+
+def _encoded(value: Any) -> Any:
+    """An argument as JSON; a pair of texts is told from a list of two."""
+    if isinstance(value, torch.dtype):
+        return _name(value)
+    if isinstance(value, tuple) and len(value) == 2 and all(isinstance(one, str) for one in value):
+        return {"pair": list(value)}
+    return [_encoded(one) for one in value] if isinstance(value, (list, tuple)) else value
+
+
+def _arguments(analysis: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments that were read from a file, checked against the signature of an analysis.
+
+    Raises
+    ------
+    ProbeError
+        If one is not a parameter of it, is not of its type, or one that it needs is missing.
+    """
+    hints, parameters = get_type_hints(analysis), asked(analysis)
+    arguments = {}
+    for name, value in given.items():
+        try:
+            if name not in parameters:
+                raise ValueError
+            arguments[name] = _decoded(hints[name], value)
+        except ValueError:
+            raise ProbeError(
+                f"The manifest asks {analysis.__name__} with {name[:40]} = {value!r:.60}, which it doesn't "
+                "take: the file is damaged."
+            ) from None
+    for name, parameter in parameters.items():
+        if parameter.default is parameter.empty and name not in arguments:
+            raise ProbeError(f"The manifest of a {analysis.__name__} needs {name}: the file is damaged.")
+    return arguments
+
+
+def _decoded(hint: Any, value: Any) -> Any:
+    """A value of JSON as the type that a parameter says; ValueError if it is none."""
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        for one in inner:
+            try:
+                return _decoded(one, value)
+            except ValueError:
+                continue
+        raise ValueError
+    if origin is tuple and inner == (str, str):
+        if not isinstance(value, dict) or set(value) != {"pair"}:
+            raise ValueError
+        value = value["pair"]
+    if origin is tuple and isinstance(value, list) and len(value) == len(inner):
+        return tuple(_decoded(one, item) for one, item in zip(inner, value, strict=True))
+    if origin in (list, _SEQUENCE):
+        if isinstance(value, list):
+            return [_decoded(inner[0], item) for item in value]
+    elif origin is Literal:
+        if isinstance(value, str) and value in inner:
+            return value
+    elif hint is torch.dtype:
+        if isinstance(value, str) and value in AGREEMENT:
+            return _dtype(value)
+    elif hint is bool:
+        if isinstance(value, bool):
+            return value
+    elif hint is int:
+        if _is_count(value):
+            return value
+    elif hint is str:
+        if isinstance(value, str):
+            return value
+    elif hint is type(None) and value is None:
+        return None
+    raise ValueError
+
+
+_SEQUENCE = get_origin(Sequence[int])
+
+
+# ---- what each field must be, and what a file says beside the fields of the manifest
 
 
 def _is_number(value: Any) -> bool:
@@ -151,61 +272,38 @@ def _is_place(value: Any) -> bool:
     )
 
 
-def _is_list(value: Any, fits: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(map(fits, value))
-
-
 def _is_str(value: Any) -> bool:
     return isinstance(value, str)
 
 
 def _is_words(value: Any) -> bool:
-    return _is_list(value, _is_str)
-
-
-def _is_bool(value: Any) -> bool:
-    return isinstance(value, bool)
+    return isinstance(value, list) and all(map(_is_str, value))
 
 
 def _or_none(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
     return lambda value: value is None or fits(value)
 
 
-def _one_of(names: Collection[str]) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, str) and value in names
-
-
-# What each field must be, and what a file says beside the fields of the manifest.
 _FITS: dict[str, Callable[[Any], bool]] = {
     "format": lambda value: value == _FORMAT,
-    "what": _one_of(KINDS),
+    "what": lambda value: isinstance(value, str) and value in RESULTS,
+    "arguments": lambda value: isinstance(value, dict),
+    "only": _or_none(_is_place),
     "model": _is_str,
     "source": _is_str,
     "revision": _or_none(_is_str),
     "sha256": _or_none(_is_str),
     "tokenizer": _is_str,
-    "texts": lambda value: _is_list(value, _is_text),
-    "truncate": _is_bool,
-    "targets": _or_none(_is_words),
-    "heads": _or_none(lambda value: _is_list(value, _is_place)),
-    "kind": _or_none(_is_str),
-    "layer": _or_none(_is_count),
-    "head": _or_none(_is_count),
-    "query": _or_none(_is_count),
-    "whole_model": _is_bool,
-    "words": _or_none(_is_words),
-    "how": _or_none(_is_str),
-    "k": _or_none(_is_count),
-    "kept": _or_none(_one_of(AGREEMENT)),
-    "tokens": _or_none(_is_words),
+    "tokens": _or_none(lambda value: bool(value) and _is_words(value)),
     "mask": _or_none(_is_str),
-    "dtype": _one_of(AGREEMENT),
+    "dtype": lambda value: isinstance(value, str) and value in AGREEMENT,
     "device": _is_str,
     "backend": _is_str,
     "versions": lambda value: isinstance(value, dict) and all(map(_is_str, value.values())),
+    "shown": _is_words,
     "max_abs_error": _or_none(_is_number),
     "tolerance": _or_none(_is_number),
-    "passed": _or_none(_is_bool),
+    "passed": _or_none(lambda value: isinstance(value, bool)),
     "agreement": _is_number,
     "python": _is_str,
     "picture": _or_none(_is_str),
@@ -213,47 +311,33 @@ _FITS: dict[str, Callable[[Any], bool]] = {
 }
 
 
-# What is made of a run on the eager backend; the rest listens to the model's own.
-_RECORDED = (Trace, MaskComparison, Comparison, Report)
+# ---- from a result, and to one
 
 
-def manifest_of(result: Result, model: Model, place: Place = None) -> Manifest:
-    """The manifest of a result that ``model`` gave; ``place`` is the one head kept of a comparison."""
+def manifest_of(result: Result, model: Model, shown: Sequence[str] = ()) -> Manifest:
+    """The manifest of a result that ``model`` gave; ``shown`` as in ``Manifest``."""
     if not model.takes_text:
         raise ProbeError(
             f"{model.name} takes no text, and what it was given would not be in the file: a result of it "
             "can't be exported. Save run.maps yourself."
         )
-    kind, layer, head = place or (None, None, None)
-    if isinstance(result, (Trace, MaskComparison, TextComparison)):
-        layer, head = result.layer, result.head
-    known = model.family is not None
+    origin, known = result.origin, model.family is not None
     bare = Manifest(
-        what=next(name for name, kind in KINDS.items() if isinstance(result, kind)),
-        model=model.name,
-        source=model.source,
-        revision=model.revision,
-        sha256=model.sha256,
+        what=result.result_name,
+        arguments=result.arguments,
+        only=getattr(result, "place", None),
+        model=origin.model,
+        source=origin.source,
+        revision=origin.revision,
+        sha256=origin.sha256,
         tokenizer=f"{type(model.tokenizer).__name__}, {len(model.tokenizer)} entries",
-        texts=_texts(result),
-        truncate=any(cut is not None for cut in _cuts(result)),
-        targets=_targets(result),
-        heads=_heads(result, model),
-        kind=kind,
-        layer=layer,
-        head=head,
-        query=result.query if isinstance(result, Trace) else None,
-        whole_model=isinstance(result, MaskComparison) and result.whole_model,
-        words=_words(result),
-        how=_first(result).how if isinstance(result, (Ablation, Ranking)) else None,
-        k=result.k if isinstance(result, Predictions) else None,
-        kept=_name(next(iter(result.maps.values())).dtype) if isinstance(result, Run) else None,
-        tokens=_tokens(result),
+        tokens=result.all_tokens,
         mask=("causal" if model.causal else "bidirectional") if known else None,
-        dtype=_name(model.dtype),
-        device=device_name(model.device),
-        backend="eager" if isinstance(result, _RECORDED) else str(model.hf.config._attn_implementation),
-        versions=versions(),
+        dtype=origin.dtype,
+        device=origin.device,
+        backend=origin.backend,
+        versions=dict(origin.versions),
+        shown=tuple(shown),
         max_abs_error=None,
         tolerance=None,
         passed=None,
@@ -261,21 +345,20 @@ def manifest_of(result: Result, model: Model, place: Place = None) -> Manifest:
         python="",
     )
     agreement = AGREEMENT[bare.dtype]
-    if bare.kept not in (None, bare.dtype):
+    if bare.kept != bare.dtype:
         agreement += torch.finfo(_dtype(bare.kept)).eps  # nearly equal numbers may be rounded apart
-    return replace(bare, agreement=agreement, python=_python(bare), **check(result, model, bare))
+    return replace(bare, agreement=agreement, python=_python(bare), **_check(result, model, bare))
 
 
-def check(result: Result, model: Model, manifest: Manifest) -> dict[str, Any]:
+def _check(result: Result, model: Model, manifest: Manifest) -> dict[str, Any]:
     """What ``verify`` says of the model on the texts of a result."""
-    if isinstance(result, Report):
-        report = result
-    elif isinstance(result, Comparison):
-        report = result.report
-    elif model.family is None and not backend.uses_interface(model.hf):
-        return {"max_abs_error": None, "tolerance": None, "passed": None}
-    else:
-        report = verify(model, list(manifest.texts), _listed(manifest.targets), truncate=manifest.truncate)
+    report = result.own_report
+    if report is None:
+        if model.family is None and not backend.uses_interface(model.hf):
+            return {"max_abs_error": None, "tolerance": None, "passed": None}
+        target, truncate = manifest.arguments.get("target"), bool(result.cuts)
+        targets = None if target is None else [target]
+        report = verify(model, list(manifest.texts), targets, truncate=truncate)
     errors = {"max_abs_error": report.max_abs_error, "tolerance": report.tolerance}
     return {
         "passed": report.passed,
@@ -287,17 +370,11 @@ def model_of(result: Result, given: Model | str | None) -> Model:
     """The model that a result is said to come from: the one given, or the one it names."""
     if given is not None:
         return resolve(given)
-    if isinstance(result, Comparison):
-        return result.model
-    dtype, name = "float32", result.model if isinstance(result, Report) else _first(result).model_name
-    if isinstance(result, Report):
-        dtype = result.dtype
-    elif isinstance(result, Trace):
-        dtype = dict(result.numbers.provenance).get("dtype", dtype)
-    elif _is_double(result):
-        dtype = "float64"
+    held = getattr(result, "model", None)
+    if isinstance(held, Model):
+        return held
     try:
-        return model_named(name, dtype)
+        return model_named(result.origin.model, result.origin.dtype)
     except ProbeError as error:
         raise ProbeError(
             f"The model of these numbers can't be loaded by its name: {error.problem}", "model"
@@ -327,178 +404,28 @@ def remake(manifest: Manifest, model: Model) -> Result:
     ProbeError
         If the model has no such layer, head or position, or doesn't take the texts.
     """
-    text, truncate = manifest.texts[0], manifest.truncate
-    target = None if manifest.targets is None else manifest.targets[0]
-    if manifest.what == "report":
-        return verify(model, list(manifest.texts), _listed(manifest.targets), truncate=truncate)
-    if manifest.what == "from scratch":
-        return run_from_scratch(model, text, target=target, truncate=truncate)
-    if manifest.what == "predictions":
-        return predict(model, text, _needed(manifest, "k", int), truncate=truncate)
-    if manifest.what == "ranking":
-        return rank_heads(model, text, _needed(manifest, "how", str), truncate=truncate)
-    if manifest.what == "ablation":
-        changed = [(layer, head) for _, layer, head in _needed(manifest, "heads", tuple)]
-        return ablate(model, text, changed, _needed(manifest, "how", str), truncate=truncate)
-    if manifest.what == "comparison":
-        return compare(model, text, target, truncate=truncate)
-    if manifest.what == "run":
-        heads = None if manifest.heads is None else _asked(manifest.heads, model)
-        # The runs of one text and of a list differ in type; a pair is one text.
-        kept = _dtype(_needed(manifest, "kept", str))
-        return attend(model, text, heads, target=target, truncate=truncate, dtype=kept)
-    if manifest.what == "measures":
-        return measure_heads(model, text, truncate=truncate)
-    if manifest.what == "rollout":
-        return rollout(model, text, truncate=truncate)
-    if manifest.what == "found":
-        words = manifest.words or ()
-        if len(words) not in (2, 3):
-            raise ProbeError("The manifest of found heads needs two or three words: the file is damaged.")
-        return find_heads(model, text, *words, truncate=truncate)
-    layer, head = _needed(manifest, "layer", int), _needed(manifest, "head", int)
-    if manifest.what == "texts":
-        return compare_texts(model, text, manifest.texts[-1], layer, head, truncate=truncate)
-    if manifest.what == "masks":
-        return compare_masks(model, text, layer, head, whole_model=manifest.whole_model, truncate=truncate)
-    return trace(model, text, layer, head, _needed(manifest, "query", int), truncate=truncate)
-
-
-def _asked(heads: tuple[tuple[str, int, int], ...], model: Model) -> list[Any]:
-    """(kind, layer, head) as ``attend`` takes them."""
-    return list(heads) if len(model.kinds) > 1 else [(layer, head) for _, layer, head in heads]
-
-
-def _listed(targets: tuple[str, ...] | None) -> list[str] | None:
-    return None if targets is None else list(targets)
-
-
-def _needed(manifest: Manifest, name: str, kind: type) -> Any:
-    value = getattr(manifest, name)
-    if not isinstance(value, kind):
-        raise ProbeError(
-            f"The manifest of a result of kind {manifest.what!r} needs {name}: the file is damaged."
-        )
-    return value
-
-
-def versions() -> dict[str, str]:
-    """Of this package and of what it computes with."""
-    return {
-        "attention-probe": __version__,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-    }
-
-
-def _texts(result: Result) -> tuple[Text, ...]:
-    if isinstance(result, Report):
-        return result.texts
-    return tuple(one.text for one in _parts(result))
-
-
-def _tokens(result: Result) -> tuple[str, ...] | None:
-    if isinstance(result, Report):
-        return None
-    return tuple(token for one in _parts(result) for token in one.tokens)
-
-
-def _cuts(result: Result) -> tuple[str | None, ...]:
-    return result.truncated if isinstance(result, Report) else tuple(one.truncated for one in _parts(result))
-
-
-def _first(result: Any) -> Any:
-    """What of a result knows its model; of a ranking each of its ablations does."""
-    return result.ablations[0] if isinstance(result, Ranking) else result
-
-
-def _parts(result: Any) -> tuple[Any, ...]:
-    """What of a result knows its text, tokens and whether it was cut: two for a comparison of texts."""
-    if isinstance(result, TextComparison):
-        return result.first, result.second
-    return (result.encoding,) if isinstance(result, Comparison) else (_first(result),)
-
-
-def _targets(result: Result) -> tuple[str, ...] | None:
-    if isinstance(result, Report):
-        return tuple(map(str, result.targets)) or None
-    if isinstance(result, FromScratchRun):
-        return None if result.target is None else (result.target,)
-    decoded = result.target if isinstance(result, (Run, Comparison)) else None
-    return None if decoded is None else (str(decoded.text),)
-
-
-def _words(result: Result) -> tuple[str, ...] | None:
-    if not isinstance(result, FoundHeads):
-        return None
-    return tuple(one.word for one in (result.from_word, result.to_word, result.versus) if one)
-
-
-def _heads(result: Result, model: Model) -> tuple[tuple[str, int, int], ...] | None:
-    if isinstance(result, Ablation):
-        return tuple((model.kinds[0], layer, head) for layer, head in result.heads)
-    if not isinstance(result, Run) or len(result.maps) == sum(map(sum, result.heads.values())):
-        return None
-    return tuple(sorted(result.maps))
-
-
-def _is_double(result: Result) -> bool:
-    """Whether a result's tensors say that its model was one in float64."""
-    if isinstance(result, Run):
-        some = next(iter(result.maps.values()))
-    elif isinstance(result, TextComparison):
-        some = result.first.weights
-    elif isinstance(result, MaskComparison):
-        some = result.causal
-    elif isinstance(result, FromScratchRun):
-        some = result.model
-    else:
-        return False
-    return some.dtype == torch.float64
-
-
-_CALLS = {
-    "run": "attend",
-    "trace": "trace",
-    "masks": "compare_masks",
-    "texts": "compare_texts",
-    "comparison": "compare",
-    "report": "verify",
-    "measures": "measure_heads",
-    "rollout": "rollout",
-    "found": "find_heads",
-    "ablation": "ablate",
-    "ranking": "rank_heads",
-    "predictions": "predict",
-    "from scratch": "run_from_scratch",
-}
+    result = manifest.kind.analysis(model, **manifest.arguments)
+    if manifest.only is not None:
+        kind, layer, head = manifest.only
+        result = result.only(layer, head, kind)
+    if not isinstance(result, manifest.kind):  # a list of texts where one is meant
+        raise ProbeError("The manifest asks for several results at once: the file is damaged.")
+    return result
 
 
 def _python(manifest: Manifest) -> str:
     """Lines that make the result again."""
-    texts = list(manifest.texts)
-    given = texts if manifest.what == "texts" else [texts[0] if len(texts) == 1 else texts]
-    arguments = ["model", *map(repr, given), *map(repr, manifest.words or ())]
-    if manifest.heads is not None:
-        plain = manifest.what == "ablation" or {kind for kind, _, _ in manifest.heads} == {"self"}
-        arguments.append(repr([place[1:] if plain else place for place in manifest.heads]))
-    if manifest.what in ("trace", "masks", "texts"):
-        arguments += [f"layer={manifest.layer}", f"head={manifest.head}"]
-    named = {name: getattr(manifest, name) for name in ("query", "how", "k")}
-    if manifest.targets is not None:
-        named["target"] = manifest.targets[0] if len(manifest.targets) == 1 else list(manifest.targets)
-    named |= {name: True for name in ("whole_model", "truncate") if getattr(manifest, name)}
-    arguments += [f"{name}={value!r}" for name, value in named.items() if value is not None]
-    if manifest.kept not in (None, manifest.dtype):
-        arguments.append(f"dtype=torch.{manifest.kept}")
-    torch_line = ["import torch"] if {manifest.dtype, manifest.kept} - {"float32", None} else []
     dtype = f", dtype=torch.{manifest.dtype}" if manifest.dtype != "float32" else ""
+    call = call_text(manifest.kind.analysis, manifest.arguments)
+    if manifest.only is not None:
+        kind, layer, head = manifest.only
+        call += f".only({layer}, {head}{'' if kind == 'self' else f', {kind!r}'})"
+    needs_torch = dtype or "dtype" in manifest.arguments
     return "\n".join(
         [
-            *torch_line,
+            *(["import torch"] if needs_torch else []),
             "import probe",
             f"model = probe.load({manifest.model!r}{dtype})",
-            f"result = probe.{_CALLS[manifest.what]}({', '.join(arguments)})",
+            f"result = {call}",
         ]
     )

@@ -7,16 +7,15 @@ itself made (``query_key.py``), where it isn't known where its weights lie. Both
 
 from __future__ import annotations
 
-import json
 import math
-import platform
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
-import transformers
+import numpy as np
 
+from probe.analyses.result import Origin, Result, columns_of
+from probe.display.data import Column, Numbers, Panel, Sheet, Table, heads_panel
 from probe.display.nonfinite import nonfinite
 from probe.models.loading import Model
 from probe.running.inputs import cuts
@@ -36,6 +35,11 @@ class Cell:
     key_token: str
     from_scratch: float
     model: float
+
+    @property
+    def place(self) -> str:
+        """Where it is, in words: query and key."""
+        return f"{self.query} {self.query_token}, {self.key} {self.key_token}"
 
 
 @dataclass(frozen=True)
@@ -110,8 +114,8 @@ class LayerCheck:
         return _layer(self)
 
 
-@dataclass(frozen=True)
-class Report:
+@dataclass(frozen=True, eq=False, repr=False)
+class Report(Result, what="report"):
     """What ``verify`` found, head by head. Printing it shows a table.
 
     Attributes
@@ -124,7 +128,10 @@ class Report:
     texts, tokens, num_tokens : what was given. For an image or a recording the name and shape of its tensor.
     targets, target_tokens : what the decoder was given, its start token first; none without a decoder.
     truncated : for each text a sentence saying what was cut of it or its target, or None.
+    matmul_precision : of float32 products.
     """
+
+    also_in_dict = ("verdict",)
 
     check: str
     passed: bool
@@ -138,15 +145,133 @@ class Report:
     targets: tuple[Text, ...]
     target_tokens: tuple[tuple[str, ...], ...]
     truncated: tuple[str | None, ...]
-    model: str
-    source: str
-    revision: str | None
-    sha256: str | None
-    device: str
-    dtype: str
-    backend: str
     matmul_precision: str
-    versions: dict[str, str]
+
+    @property
+    def model(self) -> str:
+        """The full name of the model."""
+        return self.origin.model
+
+    @property
+    def revision(self) -> str | None:
+        """The commit on the Hub, where there is one."""
+        return self.origin.revision
+
+    @property
+    def sha256(self) -> str | None:
+        """SHA-256 of the weights."""
+        return self.origin.sha256
+
+    @property
+    def device(self) -> str:
+        """What it was computed on."""
+        return self.origin.device
+
+    @property
+    def dtype(self) -> str:
+        """What it was computed in."""
+        return self.origin.dtype
+
+    @property
+    def backend(self) -> str:
+        """Whose attention ran."""
+        return self.origin.backend
+
+    @property
+    def versions(self) -> Mapping[str, str]:
+        """Of what it was computed with."""
+        return self.origin.versions
+
+    @property
+    def cuts(self) -> tuple[str, ...]:
+        if len(self.truncated) == 1:
+            return tuple(cut for cut in self.truncated if cut)
+        return tuple(f"Text {index}: {cut}" for index, cut in enumerate(self.truncated) if cut)
+
+    @property
+    def own_report(self) -> Report:
+        return self
+
+    @property
+    def all_texts(self) -> tuple[Text, ...]:
+        return self.texts
+
+    @property
+    def all_tokens(self) -> None:
+        return None
+
+    def _argument(self, name: str) -> Any:
+        return list(self.texts) if name == "text_or_texts" else [*map(str, self.targets)] or None
+
+    @property
+    def summary(self) -> str:
+        """The verdict."""
+        return self.verdict
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        versions = ", ".join(f"{name} {version}" for name, version in self.versions.items())
+        how = f"{self.device}, {self.dtype}, {self.backend}"
+        return (f"{self.given}; {self.source}; {how}; {versions}",)
+
+    def blocks(self) -> Numbers:
+        """A block for each column of the heads, and the errors of whole layers."""
+        errors = np.array([one.output_error for one in self.layers], dtype=np.float64)
+        return {**super().blocks(), "output_error": errors}
+
+    def table(self) -> Table:
+        """A row for each head."""
+        kinds = ("kind",) if len(self.kinds) > 1 else ()
+        return Table(columns_of(self.heads, (*kinds, *_COLUMNS)))
+
+    def printed(self) -> tuple[Table, ...]:
+        """A line a head, and one a layer."""
+        kinds = [Column("kind", [one.kind for one in self.heads])] if len(self.kinds) > 1 else []
+        small = {"max_abs_error": "max error", "mean_abs_error": "mean error", "tolerance": "tolerance"}
+        heads = [
+            *kinds,
+            *columns_of(self.heads, ("layer", "head")),
+            *(
+                Column(name, [getattr(one, name) for one in self.heads], title, ".1e")
+                for name, title in small.items()
+            ),
+            Column("worst", [one.worst.place for one in self.heads], "worst at query, key"),
+            Column("forbidden", [_forbidden(one) for one in self.heads]),
+            Column("loops", [one.loops_error for one in self.heads], digits=".1e"),
+            Column("", [_mark(one) for one in self.heads]),
+        ]
+        layers = [
+            Column("layer", [one.layer for one in self.layers]),
+            Column("output error", [one.output_error for one in self.layers], digits=".1e"),
+            Column("tolerance", [one.tolerance for one in self.layers], digits=".1e"),
+            Column("", [_mark(one) for one in self.layers]),
+        ]
+        tables = Table(tuple(heads)), Table(tuple(layers))
+        return tables if self.layers else tables[:1]
+
+    def _sheet(self) -> Sheet:
+        """The largest error of every head on a logarithmic scale; those that failed are crossed."""
+        panels = tuple(self._errors(kind) for kind in self.kinds)
+        return Sheet(f"{self.model} ({self.source})", panels, (self.verdict,))
+
+    def _errors(self, kind: str) -> Panel:
+        checks = [check for check in self.heads if check.kind == kind]
+        panel = heads_panel(
+            f"{'' if kind == 'self' else f'{kind}: '}largest difference of an attention weight",
+            {(check.layer, check.head): check.max_abs_error for check in checks},
+            f"each has a tolerance of its own, at most {self.tolerance:.1e}",
+            kind="difference",
+            crossed={(check.layer, check.head): not check.passed for check in checks},
+            crossed_means="did not pass",
+        )
+        return replace(panel, short="largest difference", ends=self.difference_ends)
+
+    @property
+    def difference_ends(self) -> tuple[float, float]:
+        """Ends of a logarithmic scale for differences: five decades, the tolerance in the last but one."""
+        # Of a model whose numbers are NaN no tolerance is known.
+        top = math.ceil(math.log10(self.tolerance)) + 1 if math.isfinite(self.tolerance) else -4
+        return 10.0 ** (top - 5), 10.0**top
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -212,25 +337,20 @@ class Report:
                 named.append(f"{name}layer{'s' if len(layers) > 1 else ''} {numbers}")
         return named
 
-    def to_dict(self) -> dict[str, Any]:
-        """The report as plain numbers, strings and lists; a number that isn't finite becomes its name."""
-        plain: dict[str, Any] = finite({**asdict(self), "verdict": self.verdict})
-        return plain
 
-    def to_json(self) -> str:
-        """``to_dict`` as strict JSON."""
-        return json.dumps(self.to_dict(), ensure_ascii=False, allow_nan=False, indent=2)
+_COLUMNS = (
+    *("layer", "head", "max_abs_error", "mean_abs_error", "tolerance", "context_error", "row_sum_error"),
+    *("query_error", "key_error", "value_error", "forbidden_weight", "loops_error", "passed"),
+)
 
-    def __str__(self) -> str:
-        from probe.display.terminal import report_table
 
-        return report_table(self)
+def _forbidden(check: HeadCheck) -> str:
+    weight = check.forbidden_weight
+    return "" if weight is None else f"{weight:.1e}" if weight else "0"
 
-    def _repr_html_(self) -> str:
-        """For notebooks."""
-        from probe.display.notebook import report_html
 
-        return report_html(self)
+def _mark(check: HeadCheck | LayerCheck) -> str:
+    return "ok" if check.passed else "FAILED"
 
 
 class Findings:
@@ -300,19 +420,8 @@ class Findings:
             targets=tuple(target.text for target in self.targets),
             target_tokens=tuple(target.tokens for target in self.targets),
             truncated=tuple(cut),
-            model=model.name,
-            source=model.source,
-            revision=model.revision,
-            sha256=model.sha256,
-            device=device_name(model.device),
-            dtype=str(model.dtype).removeprefix("torch."),
-            backend="eager",
             matmul_precision="highest",
-            versions={
-                "python": platform.python_version(),
-                "torch": torch.__version__,
-                "transformers": transformers.__version__,
-            },
+            origin=Origin.of(model, "eager"),
         )
 
     def _pairs(self) -> list[tuple[Encoding, Encoding | None]]:
@@ -339,17 +448,3 @@ def largest(*values: Any) -> Any:
     """The largest number; NaN if there is one, None if there are only Nones."""
     numbers = [value for value in values if value is not None]
     return max(numbers, key=nan_is_worst) if numbers else None
-
-
-def device_name(device: torch.device) -> str:
-    """The device, with its name if it is a GPU."""
-    return f"{device} ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else str(device)
-
-
-def finite(value: Any) -> Any:
-    """Plain numbers, strings and lists for strict JSON: a number that isn't finite becomes its name."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    if isinstance(value, dict):
-        return {key: finite(item) for key, item in value.items()}
-    return [finite(item) for item in value] if isinstance(value, (list, tuple)) else value

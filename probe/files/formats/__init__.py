@@ -11,19 +11,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from probe.analyses.ablate import Ranking
-from probe.analyses.checks.report import Report
-from probe.analyses.compare import Comparison
-from probe.analyses.find import FoundHeads
-from probe.analyses.masks import MaskComparison
-from probe.analyses.measures import HeadMeasures, Rollout
-from probe.analyses.rerun import FromScratchRun
-from probe.analyses.texts import TextComparison
-from probe.analyses.trace import Trace
+from probe.analyses.result import HeadsMixin, Result
+from probe.display.data import Numbers, Sheet
 from probe.errors import ProbeError
 from probe.files.formats import arrays, pages, pictures, tables, workbooks
-from probe.files.numbers import KINDS, Numbers, Place, Result, numbers_of
-from probe.running.capture import Run
 
 
 @dataclass(frozen=True)
@@ -32,13 +23,16 @@ class Format:
 
     Attributes
     ----------
-    kinds : the results that it can hold.
+    face : what of a result it shows, which a kind of result must have: a "table", a "_sheet", "map_sets" or
+        a "workbook"; all have blocks of numbers and a table.
     pack : from what is shown, the result, the manifest's fields and the numbers to the file's content.
     unpack : from a file's content, and that of the file beside it, to {"manifest": fields, "numbers": blocks,
         "picture": what is shown}; the last in pictures and pages alone.
-    numbers : the numbers of a result, or of one head of it, that a file holds.
+    numbers : the numbers of a result that a file holds.
     body : what of it is there for people: a picture, a table.
-    one_head : whether it holds a single head of a run or comparison.
+    draw : likewise from a sheet, for pictures.
+    shown : of a body, what must stay as it is.
+    one_head : whether it holds a single head of a result of several.
     beside : what lies beside it, in a file of the same name with .json added, where it has no place for it.
     picture : whether it is one, or a page: its body must stay as it is.
     editable : whether programs write its numbers anew, so that only how far they are off counts.
@@ -46,17 +40,23 @@ class Format:
     needs : the library that must be installed for it.
     """
 
-    kinds: tuple[type[Result], ...]
+    face: str
     pack: Callable[[bytes, Any, Mapping[str, Any], Numbers], bytes]
     unpack: Callable[[bytes, bytes], dict[str, Any]]
-    numbers: Callable[[Any, Place], Numbers] = numbers_of
-    body: Callable[[Any, Place], bytes] = lambda result, place: b""
+    numbers: Callable[[Any], Numbers] = lambda result: result.blocks()
+    body: Callable[[Any], bytes] = lambda result: b""
+    draw: Callable[[Sheet], bytes] | None = None
+    shown: Callable[[bytes], bytes] = lambda body: body
     one_head: bool = False
     beside: Callable[[Mapping[str, Any], Numbers], bytes] | None = None
     picture: bool = False
     editable: bool = False
     rounded: float = 0.0
     needs: str | None = None
+
+    def fits(self, kind: type[Any]) -> bool:
+        """Whether it can hold a kind of result."""
+        return self.face in ("blocks", "table") or kind.has(self.face)
 
     @property
     def available(self) -> bool:
@@ -84,17 +84,14 @@ class Format:
         return dict(fields), numbers, found.get("picture")
 
 
-def _picture(suffix: str, pack: Any, unpack: Any) -> Format:
-    kinds = (Run, MaskComparison, TextComparison, Comparison, Report, Rollout)
-    beside = arrays.packed if suffix == "pdf" else None
+def _picture(suffix: str, pack: Any, unpack: Any, **more: Any) -> Format:
     drawn = pictures.drawer(suffix)
-    return Format(kinds, pack, unpack, body=drawn, one_head=True, beside=beside, picture=True)
+    return Format("_sheet", pack, unpack, draw=drawn, one_head=True, picture=True, **more)
 
 
-_ALL = tuple(KINDS.values())
 FORMATS: dict[str, Format] = {
     "csv": Format(
-        tuple(kind for kind in _ALL if kind is not FromScratchRun),
+        "table",
         tables.pack_csv,
         tables.unpack_csv,
         tables.csv_numbers,
@@ -104,30 +101,32 @@ FORMATS: dict[str, Format] = {
         editable=True,
     ),
     "parquet": Format(
-        (Run, Report, HeadMeasures, FoundHeads, Ranking),
-        tables.pack_parquet,
-        tables.unpack_parquet,
-        tables.parquet_numbers,
-        needs="pyarrow",
+        "table", tables.pack_parquet, tables.unpack_parquet, tables.parquet_numbers, needs="pyarrow"
     ),
-    "json": Format(_ALL, arrays.pack_json, arrays.unpack_json),
-    "npz": Format(_ALL, arrays.pack_npz, arrays.unpack_npz),
+    "json": Format("blocks", arrays.pack_json, arrays.unpack_json),
+    "npz": Format("blocks", arrays.pack_npz, arrays.unpack_npz),
     "html": Format(
-        (Run,),
+        "map_sets",
         pages.pack,
         pages.unpack,
         pages.numbers,
-        body=pages.body,
+        pages.body,
         picture=True,
         rounded=pages.ROUNDED,
     ),
-    "xlsx": Format((Trace,), workbooks.pack, workbooks.unpack, workbooks.numbers, editable=True),
-    "png": _picture("png", pictures.pack_png, pictures.unpack_png),
+    "xlsx": Format("workbook", workbooks.pack, workbooks.unpack, workbooks.numbers, editable=True),
+    "png": _picture("png", pictures.pack_png, pictures.unpack_png, shown=pictures.png_shown),
     "svg": _picture("svg", pictures.pack_svg, pictures.unpack_svg),
-    "pdf": _picture("pdf", pictures.pack_pdf, pictures.unpack_pdf),
+    "pdf": _picture("pdf", pictures.pack_pdf, pictures.unpack_pdf, beside=arrays.packed),
 }
 
 
-def formats_of(kind: type[Any]) -> tuple[str, ...]:
+def formats_of(kind: type[Result]) -> tuple[str, ...]:
     """The endings of the files that a kind of result can be exported to, with what is installed here."""
-    return tuple(name for name, one in FORMATS.items() if issubclass(kind, one.kinds) and one.available)
+    return tuple(name for name, one in FORMATS.items() if one.fits(kind) and one.available)
+
+
+def possible(result: Result) -> tuple[str, ...]:
+    """The same for a result as it is: one of several heads is no single map."""
+    many = isinstance(result, HeadsMixin) and result.holds_many
+    return tuple(name for name in formats_of(type(result)) if not (many and FORMATS[name].one_head))

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from probe.analyses.checks.report import finite
+from probe.analyses.result import strictly_plain
+from probe.display.data import Numbers
 from probe.errors import ProbeError
-from probe.files.numbers import Numbers
 
 # Compressed content that claims to be larger than this is suspicious.
 _MAX_UNPACKED, _MAX_INFLATED = 2**31, 2**28
@@ -44,7 +44,7 @@ def pack_json(body: bytes, result: Any, fields: Mapping[str, Any], numbers: Numb
 
 def _plain(block: np.ndarray) -> Any:
     values = block.tolist()
-    return values if np.isfinite(block).all() else finite(values)
+    return values if np.isfinite(block).all() else strictly_plain(values)
 
 
 def unpack_json(content: bytes, beside: bytes) -> dict[str, Any]:

@@ -1,78 +1,67 @@
-"""PNG, SVG and PDF: the figure, and the manifest and numbers inside it, or beside it for PDF."""
+"""PNG, SVG and PDF: the picture, and the manifest and numbers inside it, or beside it for PDF."""
 
 from __future__ import annotations
 
-import struct
-import zlib
+import io
 from collections.abc import Callable, Mapping
 from typing import Any
 from xml.sax.saxutils import escape, unescape
 
-from probe.analyses.compare import Comparison
-from probe.analyses.masks import MaskComparison
-from probe.analyses.measures import Rollout
-from probe.analyses.texts import TextComparison
+from PIL import Image
+from PIL.PngImagePlugin import PngInfo
+
+from probe.analyses.result import Result
+from probe.display.data import Numbers, Sheet
 from probe.files.formats.arrays import inflated, packed, unpacked
-from probe.files.numbers import Numbers, Place
-from probe.running.capture import Run
 
 _KEYWORD = "attention-probe"
-_PNG = b"\x89PNG\r\n\x1a\n"
-# An iTXt chunk: keyword, compressed by method 0, no language, no translated keyword (PNG, section 11.3.3).
-_CHUNK = b"iTXt" + _KEYWORD.encode() + b"\0\1\0\0\0"
+# What format 3 of the manifest wrote: compressed, between chunks of another library's making.
+_FORMAT_3 = b"iTXt" + _KEYWORD.encode() + b"\0\1\0\0\0"
 _SVG_START, _SVG_END = f'<metadata id="{_KEYWORD}">'.encode(), b"</metadata>\n"
 
 
-def drawer(suffix: str) -> Callable[[Any, Place], bytes]:
-    """A function that draws a result, or one head of it, in a format."""
+def drawer(suffix: str) -> Callable[[Sheet], bytes]:
+    """A function that draws a sheet in a format."""
 
-    def draw(result: Any, place: Place) -> bytes:
-        from probe.display import picture as figures
+    def draw(sheet: Sheet) -> bytes:
+        from probe.display import picture
 
-        if isinstance(result, Run):
-            ((kind, layer, head),) = result.maps
-            named = kind if len(result.heads) > 1 else None
-            figure = figures.draw_head(result, layer, head, kind=named)
-        elif isinstance(result, MaskComparison):
-            figure = figures.draw_masks(result)
-        elif isinstance(result, Comparison):
-            assert place is not None
-            kind, layer, head = place
-            figure = figures.draw_comparison(result, layer, head, kind=kind)
-        elif isinstance(result, TextComparison):
-            figure = figures.draw_texts(result)
-        elif isinstance(result, Rollout):
-            figure = figures.draw_rollout(result)
-        else:
-            figure = figures.draw_errors(result)
-        return figures.figure_bytes(figure, suffix)
+        return picture.figure_bytes(picture.draw(sheet), suffix)
 
     return draw
 
 
-def pack_png(body: bytes, result: Any, fields: Mapping[str, Any], numbers: Numbers) -> bytes:
-    """With a chunk of its own before the last one."""
-    chunk = _CHUNK + zlib.compress(packed(fields, numbers), 9)
-    end = body.rindex(b"IEND") - 4
-    framed = struct.pack(">I", len(chunk) - 4) + chunk + struct.pack(">I", zlib.crc32(chunk))
-    return body[:end] + framed + body[end:]
+def pack_png(body: bytes, result: Result, fields: Mapping[str, Any], numbers: Numbers) -> bytes:
+    """The picture with one text chunk more (PNG, section 11.3.3)."""
+    text, buffer = PngInfo(), io.BytesIO()
+    with Image.open(io.BytesIO(body)) as image:
+        for name, value in image.info.items():
+            if isinstance(value, str):
+                text.add_text(name, value)
+        text.add_itxt(_KEYWORD, packed(fields, numbers).decode())
+        image.save(buffer, "PNG", pnginfo=text, dpi=image.info["dpi"])
+    return buffer.getvalue()
 
 
 def unpack_png(content: bytes, beside: bytes) -> dict[str, Any]:
-    if not content.startswith(_PNG):
-        raise ValueError("not a PNG file")
-    start = len(_PNG)
-    while start < len(content):
-        (length,) = struct.unpack(">I", content[start : start + 4])
-        end = start + 12 + length
-        chunk = content[start + 4 : end - 4]
-        if chunk.startswith(_CHUNK):
-            return unpacked(inflated(chunk[len(_CHUNK) :]), content[:start] + content[end:])
-        start = end
-    raise ValueError("no manifest")
+    found = content.find(_FORMAT_3)
+    if found >= 0:
+        start = found - 4
+        end = found + 8 + int.from_bytes(content[start:found], "big")
+        text = inflated(content[found + len(_FORMAT_3) : end - 4])
+        return unpacked(text, content[:start] + content[end:])
+    with Image.open(io.BytesIO(content), formats=["PNG"]) as image:
+        text = str(image.info[_KEYWORD]).encode()
+    return unpacked(text, png_shown(content))
 
 
-def pack_svg(body: bytes, result: Any, fields: Mapping[str, Any], numbers: Numbers) -> bytes:
+def png_shown(content: bytes) -> bytes:
+    """What a picture shows: its size, and the colour of every pixel."""
+    with Image.open(io.BytesIO(content), formats=["PNG"]) as image:
+        return repr((image.size, image.mode)).encode() + image.tobytes()
+
+
+def pack_svg(body: bytes, result: Result, fields: Mapping[str, Any], numbers: Numbers) -> bytes:
     end = body.rindex(b"</svg>")
     text = escape(packed(fields, numbers).decode()).encode()
     return body[:end] + _SVG_START + text + _SVG_END + body[end:]
@@ -85,7 +74,7 @@ def unpack_svg(content: bytes, beside: bytes) -> dict[str, Any]:
     return unpacked(text.encode(), content[:start] + content[end + len(_SVG_END) :])
 
 
-def pack_pdf(body: bytes, result: Any, fields: Mapping[str, Any], numbers: Numbers) -> bytes:
+def pack_pdf(body: bytes, result: Result, fields: Mapping[str, Any], numbers: Numbers) -> bytes:
     return body
 
 

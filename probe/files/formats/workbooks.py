@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from attention import scaled_dot_product_attention
-from probe.analyses.trace import Role, Trace
+from probe.display.data import Numbers, array, text_block
 from probe.errors import ProbeError
 from probe.files.formats.arrays import check_unpacked, decoded
-from probe.files.numbers import Numbers, Place, array, text_block
+from probe.running.head_numbers import HeadNumbers, Role
 
 _ABOUT = "About"
 _SWITCH = "mask_in_use"
@@ -33,17 +33,18 @@ _ELSEWHERE = ("source", "revision", "device", "torch", "transformers")
 _EXPONENT = re.compile(r"(E[+-]?)0*(\d)")
 
 
-def pack(body: bytes, result: Trace, fields: Mapping[str, Any], numbers: Numbers) -> bytes:
+def pack(body: bytes, result: Any, fields: Mapping[str, Any], numbers: Numbers) -> bytes:
     """The workbook with the manifest on its first sheet, in as many cells as it needs."""
     from probe.display.workbook import workbook_bytes
 
     text = json.dumps(fields)
     cells = [text[start : start + _CELL_CHARACTERS] for start in range(0, len(text), _CELL_CHARACTERS)]
     rows = tuple((f"manifest {index + 1} of {len(cells)}", cell) for index, cell in enumerate(cells))
-    return workbook_bytes(replace(result.numbers, provenance=(*result.numbers.provenance, *rows)))
+    of: HeadNumbers = result.workbook()
+    return workbook_bytes(replace(of, provenance=(*of.provenance, *rows)))
 
 
-def numbers(result: Trace, place: Place) -> Numbers:
+def numbers(result: Any) -> Numbers:
     """What the named blocks of a workbook hold, by ``attention``; under the mask the model was trained with.
 
     Where the mask forbids it is minus infinity. All formulas and titles, and how many digits cells show, are
@@ -51,7 +52,7 @@ def numbers(result: Trace, place: Place) -> Numbers:
     """
     from probe.display.workbook import workbook_bytes
 
-    of = result.numbers
+    of: HeadNumbers = result.workbook()
     assert of.inputs is not None and of.model_weights is not None
     blocks: dict[str, Tensor] = {"inputs": of.inputs}
     roles: tuple[Role, ...] = ("query", "key", "value")

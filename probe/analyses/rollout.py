@@ -1,0 +1,187 @@
+"""Attention rollout: the maps of all layers multiplied up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from probe.analyses.attend import watched_origin
+from probe.analyses.compare import Comparison
+from probe.analyses.result import Origin, Result, analysis
+from probe.display.data import Axis, Column, Numbers, Panel, Sheet, Table, array, grid
+from probe.display.nonfinite import nonfinite
+from probe.errors import ProbeError
+from probe.models.loading import Model, resolve
+from probe.running.capture import watch
+from probe.running.inputs import encode_for
+from probe.running.tokens import Encoding, Span, Text
+from probe.running.words import single_tokens
+
+
+def roll_out(layers: Iterable[Tensor]) -> list[Tensor]:
+    """Multiply the maps of successive layers up to what each position may have drawn from each input token.
+
+    ``R_l = (0.5 A_l + 0.5 I) R_(l-1)``, ``R_(-1) = I``: A_l is the mean over the layer's heads, and the
+    identity stands for the residual connection.
+
+    Parameters
+    ----------
+    layers : (H, T, T) [query, key] for each layer, from the first on.
+
+    Returns
+    -------
+    (T, T) for each layer, in float64 on the CPU: row = position after that layer, column = input token. Rows
+    sum to 1.
+
+    References
+    ----------
+    Abnar and Zuidema 2020, "Quantifying Attention Flow in Transformers", section 3, attention rollout.
+    """
+    maps: list[Tensor] = []
+    for weights in layers:
+        maps.append(_step(weights, maps[-1] if maps else None))
+    return maps
+
+
+def _step(weights: Tensor, before: Tensor | None) -> Tensor:
+    mean = weights.detach().cpu().mean(0, dtype=torch.float64)
+    mixed = 0.5 * mean + 0.5 * torch.eye(len(mean), dtype=torch.float64)
+    return mixed if before is None else mixed @ before
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Rollout(Result, what="rollout"):
+    """Attention rollout of one run on one text; ``maps[layer]`` is (T, T), [position, input token].
+
+    ``caveat`` belongs beside every picture of it.
+    """
+
+    also_in_dict = ("caveat", "layers")
+    not_in_dict = ("maps",)
+
+    text: Text
+    tokens: tuple[str, ...]
+    spans: tuple[Span, ...] | None
+    special: tuple[bool, ...]
+    truncated: str | None
+    maps: tuple[Tensor, ...]
+
+    caveat: ClassVar[str] = (
+        "Rollout follows attention weights alone: it takes all heads for equal and the residual connection "
+        "for half of every layer, and leaves out values, feed-forward layers and norms. It shows where "
+        "information could have come from, not what the model used."
+    )
+
+    def weights(self, layer: int) -> Tensor:
+        """(T, T) after a layer, counted from 0; each row sums to 1.
+
+        Raises
+        ------
+        ProbeError
+            If there is no such layer.
+        """
+        if not isinstance(layer, int) or isinstance(layer, bool) or not 0 <= layer < len(self.maps):
+            raise ProbeError(
+                f"There is no layer {layer!r} in this rollout of {self.model_name}: it has layers 0 to "
+                f"{len(self.maps) - 1}."
+            )
+        return self.maps[layer]
+
+    @property
+    def layers(self) -> tuple[Tensor, ...]:
+        """The maps, as ``to_dict`` calls them."""
+        return self.maps
+
+    @property
+    def summary(self) -> str:
+        """What it is of, in one line."""
+        return f"{self.model_name} ({self.source}), attention rollout over {len(self.maps)} layers"
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        problem = nonfinite(self.model_name, self.maps)
+        return (*([problem] if problem else []), self.caveat)
+
+    def blocks(self) -> Numbers:
+        """The map after each layer."""
+        return {f"layer_{layer}": array(weights) for layer, weights in enumerate(self.maps)}
+
+    def table(self) -> Table:
+        """The map after the last layer, as a grid."""
+        return grid(self.maps[-1], single_tokens(self))
+
+    def printed(self) -> tuple[Table, ...]:
+        """For each position after the last layer the three input tokens with the largest shares."""
+        most = [row.topk(min(3, len(row))) for row in self.maps[-1]]
+        drawn = [
+            ", ".join(
+                f"{key} {self.tokens[key]} ({share:.3f})"
+                for share, key in zip(top.values.tolist(), top.indices.tolist(), strict=True)
+            )
+            for top in most
+        ]
+        columns = (
+            Column("position", range(len(self.tokens))),
+            Column("token", self.tokens),
+            Column("may have drawn most on", drawn),
+        )
+        return (Table(columns),)
+
+    def panel(self, layer: int) -> Panel:
+        """The map after a layer. Raises as ``weights``."""
+        return Panel(
+            f"After layer {layer}",
+            "rollout",
+            self.weights(layer),
+            Axis("position", self.tokens),
+            Axis("input token", self.tokens),
+            note="row: a position after that layer; column: a token of the text",
+        )
+
+    def _sheet(self) -> Sheet:
+        """The map after the last layer."""
+        last = len(self.maps) - 1
+        title = f"{self.model_name} ({self.source}), attention rollout up to layer {last}"
+        return Sheet(title, (self.panel(last),))
+
+
+@analysis(Rollout)
+def rollout(model: Model | str, text: Text, *, truncate: bool = False) -> Rollout:
+    """Run a model once on a text and roll its attention out; see ``roll_out``.
+
+    Raises
+    ------
+    ProbeError
+        If there is no such model or the text can't be taken.
+    """
+    model = resolve(model)
+    encoding = encode_for(model, text, truncate=truncate)
+    maps: list[Tensor] = []
+
+    def see(layer: int, weights: Tensor, allowed: Tensor | None) -> None:
+        maps.append(_step(weights, maps[-1] if maps else None))
+
+    watch(model, encoding, see)
+    return _rollout(watched_origin(model), encoding, maps)
+
+
+def rollout_of(comparison: Comparison) -> Rollout:
+    """``rollout`` for a run that has been made already."""
+    maps = roll_out(weights for _, weights, _ in comparison.layers())
+    return _rollout(comparison.origin, comparison.encoding, maps)
+
+
+def _rollout(origin: Origin, encoding: Encoding, maps: Iterable[Tensor]) -> Rollout:
+    return Rollout(
+        encoding.text,
+        encoding.tokens,
+        encoding.spans,
+        encoding.special,
+        encoding.truncated,
+        tuple(maps),
+        origin=origin,
+    )
