@@ -1,4 +1,7 @@
-"""The command line: ``python -m probe verify|attend|masks|trace|heads|find|effect|export|reproduce|models``.
+"""The command line: ``python -m probe verify|attend|heads|effect|export|reproduce|models``, and more.
+
+The commands of analyses that need no shape of their own follow from their signatures: masks, trace, find and
+every one that is added.
 
 Results go to stdout, everything else to stderr. Exit code 0: all is well; 1: a check failed; 2: bad input.
 """
@@ -11,6 +14,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
+from inspect import Parameter, Signature
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -54,6 +58,20 @@ def _expanded(path: str) -> Path:
         return Path(path).expanduser()
     except RuntimeError:  # of an unknown user
         return Path(path)
+
+
+def _kinds() -> dict[str, Any]:
+    """The kinds of results, as the command line calls them."""
+    import probe  # whose analyses fill the registry
+    from probe.analyses.result import RESULTS
+
+    assert probe
+    return {name.replace(" ", "-"): kind for name, kind in RESULTS.items()}
+
+
+def _names() -> list[str]:
+    """What ``export --what`` takes."""
+    return list(_kinds())
 
 
 ModelName = Annotated[
@@ -125,7 +143,7 @@ def verify(
         raise typer.BadParameter("--target goes with exactly one text.")
     targets = None if target is None else [target]
     report = probe.verify(_load(model, device, dtype), given, targets, truncate=truncate)
-    _print(report.to_dict() if as_json else str(report).rstrip())
+    _print(report.to_dict() if as_json else str(report))
     if not report.passed:
         raise typer.Exit(1)
 
@@ -154,7 +172,6 @@ def attend(
 ) -> None:
     """Print one head's attention weights: a row for each query, a column for each key."""
     import probe
-    from probe.display.terminal import weights_table
 
     if all_heads and not as_json:
         raise typer.BadParameter("--all goes with --json.")
@@ -165,58 +182,7 @@ def attend(
         kind = "cross"
     heads: Any = None if all_heads else [(layer, head) if kind is None else (kind, layer, head)]
     run = probe.attend(loaded, _with(text, pair), heads, target=target, truncate=truncate)
-    _print(run.to_dict() if as_json else weights_table(run, layer, head, kind).rstrip())
-
-
-@app.command()
-def masks(
-    model: ModelName,
-    text: TheText,
-    layer: Layer = 0,
-    head: Head = 0,
-    whole_model: Annotated[
-        bool, typer.Option("--whole-model", help="Put every layer under the other mask, not only this head.")
-    ] = False,
-    pair: Pair = None,
-    as_json: AsJson = False,
-    device: Device = None,
-    dtype: Dtype = "float32",
-    truncate: Truncate = False,
-) -> None:
-    """Put one trained head under the causal and the bidirectional mask."""
-    import probe
-
-    comparison = probe.compare_masks(
-        _load(model, device, dtype),
-        _with(text, pair),
-        layer,
-        head,
-        whole_model=whole_model,
-        truncate=truncate,
-    )
-    _print(comparison.to_dict() if as_json else str(comparison).rstrip())
-
-
-@app.command()
-def trace(
-    model: ModelName,
-    text: TheText,
-    query: Annotated[int, typer.Option(help="Position of the query's token, counted from 0.")] = 0,
-    layer: Layer = 0,
-    head: Head = 0,
-    pair: Pair = None,
-    as_json: AsJson = False,
-    device: Device = None,
-    dtype: Dtype = "float32",
-    truncate: Truncate = False,
-) -> None:
-    """Follow one query of one head, number by number."""
-    import probe
-
-    result = probe.trace(
-        _load(model, device, dtype), _with(text, pair), layer, head, query, truncate=truncate
-    )
-    _print(result.to_dict() if as_json else str(result).rstrip())
+    _print(run.to_dict() if as_json else str(run))
 
 
 @app.command()
@@ -235,39 +201,10 @@ def heads(
 ) -> None:
     """Measure every head: entropy, distance, weight on the previous token, induction and more."""
     import probe
-    from probe.display.terminal import measures_table
 
     measures = probe.measure_heads(_load(model, device, dtype), _with(text, pair), truncate=truncate)
-    shown = (measures.heads if sort is None else measures.ranked(sort))[:top]
-    _print(replace(measures, heads=shown).to_dict() if as_json else measures_table(measures, shown).rstrip())
-
-
-@app.command()
-def find(
-    model: ModelName,
-    text: TheText,
-    from_word: Annotated[
-        str, typer.Argument(metavar="FROM", help='The word that attends; "it#2": the second.')
-    ],
-    to_word: Annotated[str, typer.Argument(metavar="TO", help="The word that is attended to.")],
-    versus: Annotated[
-        str | None, typer.Option("--versus", metavar="WORD", help="A second target to compare with.")
-    ] = None,
-    top: Annotated[int, typer.Option("--top", min=1, help="How many heads to list.")] = 10,
-    pair: Pair = None,
-    as_json: AsJson = False,
-    device: Device = None,
-    dtype: Dtype = "float32",
-    truncate: Truncate = False,
-) -> None:
-    """Rank the heads by the weight that links two words of a text."""
-    import probe
-    from probe.display.terminal import found_table
-
-    found = probe.find_heads(
-        _load(model, device, dtype), _with(text, pair), from_word, to_word, versus, truncate=truncate
-    )
-    _print(found.to_dict() if as_json else found_table(found, top).rstrip())
+    measures = replace(measures, heads=(measures.heads if sort is None else measures.ranked(sort))[:top])
+    _print(measures.to_dict() if as_json else str(measures))
 
 
 @app.command()
@@ -292,12 +229,11 @@ def effect(
     loaded, given = _load(model, device, dtype), _with(text, pair)
     result: Any
     if layer is None:
-        ranking = probe.rank_heads(loaded, given, how, truncate=truncate)  # type: ignore[arg-type]
-        result = ranking if as_json else replace(ranking, ablations=ranking.ablations[:top])
+        result = probe.rank_heads(loaded, given, how, truncate=truncate)  # type: ignore[arg-type]
     else:
         heads: Any = [layer if head is None else (layer, head)]
         result = probe.ablate(loaded, given, heads, how, truncate=truncate)  # type: ignore[arg-type]
-    _print(result.to_dict() if as_json else str(result))
+    _print(result.to_dict() if as_json else result.told(top))
 
 
 @app.command()
@@ -315,8 +251,9 @@ def export(
     what: Annotated[
         str | None,
         typer.Option(
-            help="run, trace, masks, comparison, report, measures, rollout, ablation, ranking, predictions "
-            "or from-scratch; by default trace for .xlsx, else run."
+            "--what",
+            metavar="RESULT",
+            help=f"{', '.join(_names())}; by default trace for .xlsx, else run.",
         ),
     ] = None,
     layer: Annotated[int | None, typer.Option(help="Layer, counted from 0; default: all, or 0.")] = None,
@@ -330,6 +267,27 @@ def export(
         ),
     ] = None,
     query: Annotated[int, typer.Option(help="For a trace: position of the query's token.")] = 0,
+    whole_model: Annotated[
+        bool, typer.Option("--whole-model", help="For masks: the other mask in every layer.")
+    ] = False,
+    how: How = "zero",
+    k: Annotated[int, typer.Option("--k", min=1, help="For predictions: how many words to name.")] = 5,
+    second: Annotated[
+        str | None, typer.Option("--second", metavar="TEXT", help="For texts: the other text.")
+    ] = None,
+    from_word: Annotated[
+        str | None, typer.Option("--from", metavar="WORD", help="For found: the word that attends.")
+    ] = None,
+    to_word: Annotated[
+        str | None, typer.Option("--to", metavar="WORD", help="For found: the word that is attended to.")
+    ] = None,
+    versus: Annotated[
+        str | None, typer.Option("--versus", metavar="WORD", help="For found: a second target.")
+    ] = None,
+    words: Annotated[bool, typer.Option("--words", help="For pictures: words instead of tokens.")] = False,
+    hide_special: Annotated[
+        bool, typer.Option("--hide-special", help="For pictures: without special tokens.")
+    ] = False,
     target: Target = None,
     pair: Pair = None,
     device: Device = None,
@@ -338,6 +296,7 @@ def export(
 ) -> None:
     """Write a result to a file that says where it comes from; reproduce makes it again."""
     import probe
+    from probe.analyses.asking import asked
     from probe.files.formats import FORMATS
 
     if head is not None and layer is None:
@@ -349,27 +308,30 @@ def export(
     loaded, given = _load(model, device, dtype), _with(text, pair)
     if has_kind and kind is None and loaded.has_target:
         kind = "cross"
+    if what not in _names():
+        raise typer.BadParameter(f"--what is one of {', '.join(_names())}, not {what}.")
+    analysis = _kinds()[what].analysis
     place = layer or 0, head or 0
     chosen: Any = None if layer is None else [layer if head is None else (layer, head)]
     if kind is not None:
         chosen = [(kind, layer, head)]
-    makers: dict[str, Callable[[], Any]] = {
-        "run": lambda: probe.attend(loaded, given, chosen, target=target, truncate=truncate),
-        "trace": lambda: probe.trace(loaded, given, *place, query, truncate=truncate),
-        "masks": lambda: probe.compare_masks(loaded, given, *place, truncate=truncate),
-        "comparison": lambda: probe.compare(loaded, given, target, truncate=truncate),
-        "report": lambda: probe.verify(loaded, given, target, truncate=truncate),
-        "measures": lambda: probe.measure_heads(loaded, given, truncate=truncate),
-        "rollout": lambda: probe.rollout(loaded, given, truncate=truncate),
-        "ablation": lambda: probe.ablate(loaded, given, chosen or [place], truncate=truncate),
-        "ranking": lambda: probe.rank_heads(loaded, given, truncate=truncate),
-        "predictions": lambda: probe.predict(loaded, given, truncate=truncate),
-        "from-scratch": lambda: probe.run_from_scratch(loaded, given, target=target, truncate=truncate),
+    if what == "ablation" and chosen is None:
+        chosen = [place]
+    given_for = {
+        **{name: given for name in ("text", "text_or_texts", "first")},
+        **{"layer": place[0], "head": place[1], "query": query, "heads": chosen, "target": target},
+        **{"whole_model": whole_model, "how": how, "k": k, "second": second, "truncate": truncate},
+        **{"from_word": from_word, "to_word": to_word, "versus": versus},
     }
-    if what not in makers:
-        raise typer.BadParameter(f"--what is one of {', '.join(makers)}, not {what}.")
+    arguments = {}
+    for name, parameter in asked(analysis).items():
+        if given_for.get(name) is None and parameter.default is parameter.empty:
+            raise typer.BadParameter(f"--what {what} needs --{name.removesuffix('_word')}.")
+        if given_for.get(name) is not None:
+            arguments[name] = given_for[name]
     one: dict[str, Any] = {"layer": layer, "head": head, "kind": kind} if what == "comparison" else {}
-    probe.export(makers[what](), file, model=loaded, **one)
+    result = analysis(loaded, **arguments)
+    probe.export(result, file, model=loaded, words=words, hide_special=hide_special, **one)
     beside = FORMATS[file.suffix.lower().removeprefix(".")].beside is not None
     _tell(f"Wrote {file}{f', and its manifest beside it, {file}.json' if beside else ''}.")
 
@@ -391,11 +353,78 @@ def reproduce(
 @app.command()
 def models(as_json: AsJson = False) -> None:
     """List what the short and bundled names stand for on this machine."""
-    from probe.display.terminal import models_table
+    from probe.display import terminal
+    from probe.display.data import Column, Table
     from probe.models.loading import available
 
     rows = available()
-    _print(rows if as_json else models_table(rows).rstrip())
+    names = ("name", "model", "source")
+    table = Table(tuple(Column(name, [row[name] for row in rows]) for name in names))
+    _print(rows if as_json else terminal.rendered(table).rstrip())
+
+
+def _command_of(kind: Any) -> Callable[..., None]:
+    """The command of an analysis, by its signature and docstring."""
+    from probe.analyses.asking import asked, first_line, parameter_docs
+
+    analysis = kind.analysis
+    about = {**parameter_docs(analysis), **_USUAL_HELP}
+    positional: dict[str, tuple[Any, Any]] = {"model": (ModelName, Parameter.empty)}
+    options: dict[str, tuple[Any, Any]] = {}
+    for name, parameter in asked(analysis).items():
+        flag, help_text = f"--{name.replace('_', '-')}", about.get(name, "").split(". ")[0]
+        needed = parameter.default is Parameter.empty
+        if name == "text":
+            positional[name] = TheText, Parameter.empty
+            options["pair"] = Pair, None
+        elif name in ("layer", "head"):
+            options[name] = (Layer if name == "layer" else Head), 0
+        elif name in ("target", "truncate"):
+            options[name] = (Target, None) if name == "target" else (Truncate, False)
+        elif "int" in str(parameter.annotation):
+            options[name] = (
+                Annotated[int, typer.Option(flag, help=help_text)],
+                0 if needed else parameter.default,
+            )
+        elif needed:
+            metavar = name.removesuffix("_word").upper()
+            positional[name] = (
+                Annotated[str, typer.Argument(metavar=metavar, help=help_text)],
+                Parameter.empty,
+            )
+        elif parameter.annotation == "bool":
+            options[name] = Annotated[bool, typer.Option(flag, help=help_text)], parameter.default
+        else:
+            option = typer.Option(flag, metavar="WORD", help=help_text)
+            options[name] = Annotated[str | None, option], parameter.default
+    top = Annotated[int | None, typer.Option("--top", min=1, help="Only so many rows of a table.")]
+    options |= {"top": (top, 10 if kind.command == "find" else None), "as_json": (AsJson, False)}
+    options |= {"device": (Device, None), "dtype": (Dtype, "float32")}
+
+    def command(**given: Any) -> None:
+        taken = dict(given)
+        model = _load(taken.pop("model"), taken.pop("device"), taken.pop("dtype"))
+        top, as_json, pair = taken.pop("top"), taken.pop("as_json"), taken.pop("pair", None)
+        if "text" in taken:
+            taken["text"] = _with(taken["text"], pair)
+        result = analysis(model, **taken)
+        _print(result.to_dict() if as_json else result.told(top))
+        if result.own_report is not None and not result.own_report.passed:
+            raise typer.Exit(1)
+
+    every = {**positional, **options}
+    command.__doc__ = first_line(analysis)
+    command.__annotations__ = {name: hint for name, (hint, _) in every.items()}
+    command.__signature__ = Signature(  # type: ignore[attr-defined]
+        [
+            Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=hint)
+            for name, (hint, default) in every.items()
+        ]
+    )
+    return command
+
+
+_USUAL_HELP = {"whole_model": "Put every layer under the other mask, not only this head."}
 
 
 def _load(name: str, device: str | None, dtype: str) -> Any:
@@ -433,9 +462,9 @@ def _print(result: Any) -> None:
     if isinstance(result, str):
         text = result
     else:
-        from probe.analyses.checks.report import finite
+        from probe.analyses.result import strictly_plain
 
-        text = json.dumps(finite(result), ensure_ascii=False, allow_nan=False, indent=2)
+        text = json.dumps(strictly_plain(result), ensure_ascii=False, allow_nan=False, indent=2)
     try:
         sys.stdout.buffer.write(text.encode("utf-8", errors="replace") + b"\n")
         sys.stdout.flush()
@@ -453,6 +482,11 @@ def _tell(message: str) -> None:
 
 def _warn(message: Warning | str, *_: Any, **__: Any) -> None:
     _tell(f"Warning: {message}")
+
+
+for _kind in _kinds().values():
+    if _kind.command:
+        app.command(_kind.command)(_command_of(_kind))
 
 
 def main() -> NoReturn:

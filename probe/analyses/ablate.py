@@ -15,8 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from attention import scaled_dot_product_attention, softmax
+from probe.analyses.asking import analysis
 from probe.analyses.predict import Prediction, predicted_rows, prediction_at, prediction_panel
-from probe.analyses.result import Origin, Result, analysis, named
+from probe.analyses.result import Origin, Result, named
 from probe.display.data import Axis, Cell, Column, Numbers, Panel, Sheet, Table, array, heads_panel
 from probe.display.nonfinite import descending, nonfinite
 from probe.errors import ProbeError

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from probe.analyses.result import HeadsMixin, Origin, Place, Result, analysis, strictly_plain
+from probe.analyses.asking import analysis
+from probe.analyses.result import HeadsMixin, Origin, Place, Result, strictly_plain
 from probe.display.data import Axis, Column, MapSet, Numbers, Panel, Sheet, Table, array, grid
 from probe.display.nonfinite import nonfinite
 from probe.errors import ProbeError

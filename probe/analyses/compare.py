@@ -8,12 +8,13 @@ from typing import Any
 
 from torch import Tensor
 
+from probe.analyses.asking import analysis
 from probe.analyses.checks import query_key
 from probe.analyses.checks.report import HeadCheck, Report, nan_is_worst
 from probe.analyses.checks.weights import Tally, allowed_mask, recompute
 from probe.analyses.masks import MaskComparison, masks_of
 from probe.analyses.predict import Prediction, predictions_of
-from probe.analyses.result import HeadsMixin, Place, Result, analysis, named, pair_table
+from probe.analyses.result import HeadsMixin, Place, Result, named, pair_table
 from probe.analyses.trace import Trace, trace_of
 from probe.display.data import Axis, Column, MapSet, Numbers, Panel, Sheet, Table, array
 from probe.models import backend
@@ -313,7 +314,7 @@ def twice_panels(
     )
 
 
-@analysis(Comparison)
+@analysis(Comparison, command="compare")
 def compare(
     model: Model | str,
     text: Text | Mapping[str, Tensor],

@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from probe.analyses.asking import analysis
 from probe.analyses.attend import watched_origin
 from probe.analyses.compare import Comparison
-from probe.analyses.result import Origin, Result, analysis, columns_of
+from probe.analyses.result import Origin, Result, columns_of
 from probe.display.data import Column, Sheet, Table, heads_panel
 from probe.display.nonfinite import descending, nonfinite
 from probe.errors import ProbeError
@@ -157,7 +158,7 @@ class FoundHeads(Result, what="found"):
         return Sheet(f"{self.model_name} ({self.source}), all heads", panels, (self.summary,))
 
 
-@analysis(FoundHeads)
+@analysis(FoundHeads, command="find")
 def find_heads(
     model: Model | str,
     text: Text,

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from attention import scaled_dot_product_attention
-from probe.analyses.result import Origin, Result, analysis, named, pair_table
+from probe.analyses.asking import analysis
+from probe.analyses.result import Origin, Result, named, pair_table
 from probe.display.data import Axis, Column, Numbers, Panel, Sheet, Table, array
 from probe.display.nonfinite import nonfinite
 from probe.models.loading import Model, resolve
@@ -177,7 +178,7 @@ def _sees(window: int | None) -> dict[Direction, str]:
     }
 
 
-@analysis(MaskComparison)
+@analysis(MaskComparison, command="masks")
 def compare_masks(
     model: Model | str,
     text: Text,
@@ -195,6 +196,7 @@ def compare_masks(
 
     Parameters
     ----------
+    layer, head : which head, both counted from 0.
     whole_model
         False: one run of the model; only this head's mask is changed, its queries and keys stay those of the
         run. True: a second run with the other mask in every layer, each with its own window, so that this

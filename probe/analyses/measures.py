@@ -14,9 +14,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from probe.analyses.asking import analysis
 from probe.analyses.attend import watched_origin
 from probe.analyses.compare import Comparison
-from probe.analyses.result import Origin, Result, analysis, columns_of
+from probe.analyses.result import Origin, Result, columns_of
 from probe.display.data import Column, Sheet, Table, heads_panel
 from probe.display.nonfinite import nonfinite
 from probe.errors import ProbeError

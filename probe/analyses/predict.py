@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from attention import softmax
-from probe.analyses.result import Origin, Result, analysis
+from probe.analyses.asking import analysis
+from probe.analyses.result import Origin, Result
 from probe.display.data import Axis, Column, Numbers, Panel, Sheet, Table, array
 from probe.display.nonfinite import nonfinite
 from probe.errors import ProbeError
@@ -121,9 +122,13 @@ def prediction_panel(prediction: Prediction) -> Panel:
     return Panel(title, "probability", torch.tensor(shares, dtype=torch.float64), *axes, "bars")
 
 
-@analysis(Predictions)
+@analysis(Predictions, command="predict")
 def predict(model: Model | str, text: Text, k: int = 5, *, truncate: bool = False) -> Predictions:
-    """The ``k`` likeliest next tokens; for a masked language model, the likeliest words for each ``[MASK]``.
+    """Name the likeliest next tokens; for a masked language model, the likeliest words for each ``[MASK]``.
+
+    Parameters
+    ----------
+    k : how many to name.
 
     Raises
     ------

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from probe.analyses.result import Origin, Result, analysis, named
+from probe.analyses.asking import analysis
+from probe.analyses.result import Origin, Result, named
 from probe.display.data import Axis, Column, Numbers, Panel, Sheet, Table, array
 from probe.display.nonfinite import nonfinite
 from probe.models import backend
@@ -84,7 +85,7 @@ class FromScratchRun(Result, what="from scratch"):
         return Sheet(f"{self.model_name} ({self.source})", (panel,), (self.summary,))
 
 
-@analysis(FromScratchRun)
+@analysis(FromScratchRun, command="from-scratch")
 def run_from_scratch(
     model: Model | str, text: Text, *, target: str | None = None, truncate: bool = False
 ) -> FromScratchRun:

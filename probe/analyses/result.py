@@ -14,13 +14,14 @@ import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
 import transformers
 from torch import Tensor
 
+from probe.analyses.asking import asked
 from probe.display import terminal
 from probe.display.data import Cell, Column, MapSet, Numbers, Sheet, Table
 from probe.errors import ProbeError
@@ -104,9 +105,10 @@ class Result:
 
     origin: Origin
 
-    # The name that files and the command line know it by, and the function that gives it.
+    # The name that files know it by, the function that gives it, and the command that asks for it.
     result_name: ClassVar[str]
     analysis: ClassVar[Callable[..., Any]]
+    command: ClassVar[str]
     # What ``to_dict`` has beside the fields, and what it leaves out of them.
     also_in_dict: ClassVar[tuple[str, ...]] = ()
     not_in_dict: ClassVar[tuple[str, ...]] = ()
@@ -290,53 +292,6 @@ class HeadsMixin:
             If it has no such head.
         """
         raise NotImplementedError
-
-
-Function = TypeVar("Function", bound=Callable[..., Any])
-
-
-def analysis(result: type[Result]) -> Callable[[Function], Function]:
-    """Mark a function as the one that gives a kind of result.
-
-    From its signature follow the manifest of a file, making the result again, lines of Python, the commands
-    and the endpoint. Its first parameter is the model.
-    """
-
-    def mark(function: Function) -> Function:
-        result.analysis = staticmethod(function)
-        return function
-
-    return mark
-
-
-# Arguments that say how a call goes on, not what is asked.
-_BY_THE_WAY = ("progress",)
-
-
-def asked(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """What an analysis is asked beside the model, by name and in order."""
-    _model, *others = inspect.signature(function).parameters.values()
-    return {one.name: one for one in others if one.name not in _BY_THE_WAY}
-
-
-def call_text(function: Callable[..., Any], arguments: Mapping[str, Any]) -> str:
-    """A call of an analysis as Python: ``probe.trace(model, 'The cat', layer=3, head=5, query=2)``.
-
-    Texts and words stand at their places, everything else by its name.
-    """
-    parameters = asked(function)
-    unknown = set(arguments) - set(parameters)
-    if unknown:
-        raise ValueError(f"{function.__name__} has no {', '.join(sorted(unknown))}")
-    written, in_place = ["model"], True
-    for name, parameter in parameters.items():
-        if name not in arguments:
-            in_place = False
-            continue
-        value, positional = arguments[name], parameter.kind is not inspect.Parameter.KEYWORD_ONLY
-        in_place = in_place and positional and not isinstance(value, (int, float, torch.dtype))
-        written.append(repr(value) if in_place else f"{name}={value!r}")
-    return f"probe.{function.__name__}({', '.join(written)})"
 
 
 # ---- plain values

@@ -9,9 +9,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from probe.analyses.asking import analysis
 from probe.analyses.attend import watched_origin
 from probe.analyses.compare import Comparison
-from probe.analyses.result import Origin, Result, analysis
+from probe.analyses.result import Origin, Result
 from probe.display.data import Axis, Column, Numbers, Panel, Sheet, Table, array, grid
 from probe.display.nonfinite import nonfinite
 from probe.errors import ProbeError
@@ -149,7 +150,7 @@ class Rollout(Result, what="rollout"):
         return Sheet(title, (self.panel(last),))
 
 
-@analysis(Rollout)
+@analysis(Rollout, command="rollout")
 def rollout(model: Model | str, text: Text, *, truncate: bool = False) -> Rollout:
     """Run a model once on a text and roll its attention out; see ``roll_out``.
 

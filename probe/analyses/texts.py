@@ -9,9 +9,10 @@ from typing import Any
 
 from torch import Tensor
 
+from probe.analyses.asking import analysis
 from probe.analyses.attend import Run, attend
 from probe.analyses.compare import Comparison
-from probe.analyses.result import Origin, Result, analysis, named
+from probe.analyses.result import Origin, Result, named
 from probe.display.data import Axis, Column, Numbers, Panel, Sheet, Table, array
 from probe.display.nonfinite import nonfinite
 from probe.errors import ProbeError
@@ -158,7 +159,7 @@ def _largest_key(one: TextMap, query: int) -> str:
     return f"{key} {one.tokens[key]} ({float(one.weights[query, key]):.3f})"
 
 
-@analysis(TextComparison)
+@analysis(TextComparison, command="texts")
 def compare_texts(
     model: Model | str, first: Text, second: Text, layer: int, head: int, *, truncate: bool = False
 ) -> TextComparison:
@@ -167,6 +168,11 @@ def compare_texts(
     Tokens agree if they are called the same on screen. They are aligned in order, by the longest stretches
     that both texts have (Ratcliff and Metzener 1988, "Pattern Matching: The Gestalt Approach", as Python's
     difflib does it).
+
+    Parameters
+    ----------
+    first, second : the two texts.
+    layer, head : which head, both counted from 0.
 
     Raises
     ------

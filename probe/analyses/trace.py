@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from attention import scaled_dot_product_attention
-from probe.analyses.result import Origin, Result, analysis, named
+from probe.analyses.asking import analysis
+from probe.analyses.result import Origin, Result, named
 from probe.display.data import Column, Numbers, Table, array
 from probe.display.nonfinite import nonfinite
 from probe.display.terminal import digits, rendered
@@ -190,7 +191,7 @@ class Trace(Result, what="trace"):
         return trace_text(self)
 
 
-@analysis(Trace)
+@analysis(Trace, command="trace")
 def trace(
     model: Model | str, text: Text, layer: int, head: int, query: int, *, truncate: bool = False
 ) -> Trace:

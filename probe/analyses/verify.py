@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
+from probe.analyses.asking import analysis
 from probe.analyses.checks import query_key
 from probe.analyses.checks.report import Report
 from probe.analyses.checks.weights import Tally, recompute
-from probe.analyses.result import analysis
 from probe.models.loading import Model, resolve
 from probe.running.inputs import batches, encode_all, encode_targets, tensors_for
 from probe.running.recording import record

@@ -16,7 +16,8 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import torch
 
-from probe.analyses.result import RESULTS, Place, Result, asked, call_text
+from probe.analyses.asking import asked, call_text
+from probe.analyses.result import RESULTS, Place, Result
 from probe.analyses.verify import verify
 from probe.errors import ProbeError
 from probe.models import backend
