@@ -32,7 +32,9 @@ class FromScratchRun(Result, what="from scratch"):
     from_scratch, model : (T, vocabulary) or (T, d_model), on the CPU.
     """
 
-    also_in_dict = ("max_abs_error", "summary")
+    # Every word's score at every token is for a file, not for reading.
+    not_in_dict = ("from_scratch", "model")
+    also_in_dict = ("max_abs_error", "by_token", "summary")
 
     text: Text
     target: str | None

@@ -31,8 +31,8 @@ from probe import (
     TextComparison,
     Trace,
 )
+from probe.analyses.result import Result
 from probe.files.formats import FORMATS, formats_of
-from probe.files.numbers import Result
 from probe.ui import effect, heads, learn, masks, sentences, source_target, widgets
 from probe.ui.state import STORE, Half, Screen, explain
 

@@ -5,19 +5,22 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
+from inspect import Parameter, Signature
 from typing import Any, TypeVar
 
 import gradio as gr
 
 import probe
+from probe.analyses.asking import asked, first_line, parameter_docs
+from probe.analyses.result import RESULTS, Result
 from probe.ui import limits
 from probe.ui.state import STORE, explain
 from probe.ui.verify import DTYPES
 
-Result = TypeVar("Result")
+Answer = TypeVar("Answer")
 
 
-def _answer(question: Callable[[], Result]) -> Result:
+def _answer(question: Callable[[], Answer]) -> Answer:
     """The answer, or an error in one sentence."""
     try:
         return question()
@@ -97,84 +100,94 @@ def verify(
     return _answer(question)
 
 
-def compare_masks(
-    text: str, model: str = "gpt2", layer: int = 0, head: int = 0, truncate: bool = False
-) -> dict[str, Any]:
-    """The same trained head under the causal and under the bidirectional mask.
-
-    Parameters:
-        text: the sentence.
-        model: "bert", "gpt2", or another name this server accepts.
-        layer: counted from 0.
-        head: counted from 0.
-        truncate: cut a text that is longer than the model takes, instead of refusing it.
-    Returns:
-        tokens, truncated, the weights under each mask, the weight that moved per query, and the mask the
-        model was trained with.
-    """
-
-    def question() -> dict[str, Any]:
-        loaded = STORE.model(model, text)
-        place = _number("layer", layer), _number("head", head)
-        return probe.compare_masks(loaded, text, *place, truncate=truncate).to_dict()
-
-    return _answer(question)
+# What programs send by position must stay where it was; what is new stands at the end.
+_ORDERS = {
+    "compare_masks": ("text", "model", "layer", "head", "truncate", "whole_model", "second"),
+    "trace": ("text", "query", "model", "layer", "head", "truncate", "second"),
+    "find_heads": ("text", "from_word", "to_word", "model", "versus", "second", "truncate"),
+}
+_ABOUT = {
+    "text": "the text.",
+    "model": '"bert", "gpt2", or another name this server accepts.',
+    "layer": "counted from 0.",
+    "head": "counted from 0.",
+    "query": "position of the query token, counted from 0, special tokens included.",
+    "pair": "a second sentence, for models trained on pairs; empty for none.",
+    "truncate": "cut a text that is longer than the model takes, instead of refusing it.",
+    "target": "what a model with an encoder and a decoder is to produce; empty for none.",
+    "how": '"zero", "mean" or "other mask".',
+}
+# Of another shape than their analysis: one head, or many texts and a choice of dtype.
+_OWN = ("attend", "verify")
 
 
-def trace(
-    text: str, query: int, model: str = "gpt2", layer: int = 0, head: int = 0, truncate: bool = False
-) -> dict[str, Any]:
-    """One row of one head, number by number, from the layer's input to the head's share of the output.
+def of_analysis(kind: type[Result]) -> Callable[..., dict[str, Any]]:
+    """The endpoint of an analysis, by its signature: its result as plain numbers, strings and lists."""
+    analysis, name = kind.analysis, kind.analysis.__name__
+    parameters = asked(analysis)
+    about = {**parameter_docs(analysis), **_ABOUT}
+    types: dict[str, tuple[Any, Any, str]] = {}  # type, default, what is said of it
+    for one, parameter in parameters.items():
+        needed = parameter.default is Parameter.empty
+        hint, default = str(parameter.annotation), Parameter.empty if needed else parameter.default
+        if one in ("layer", "head"):
+            types[one] = int, 0, about[one]
+        elif "Sequence" in hint:
+            types[one] = list, default, about.get(one, "")
+        elif hint in ("int", "bool"):
+            types[one] = {"int": int, "bool": bool}[hint], default, about.get(one, "")
+        else:
+            types[one] = str, "" if default is None else default, about.get(one, "")
+    types["model"] = str, "bert" if name == "find_heads" else "gpt2", about["model"]
+    if "text" in parameters:
+        types["second"] = str, "", about["pair"]
+    needed_first = sorted(types, key=lambda one: types[one][1] is not Parameter.empty)
+    order = _ORDERS.get(name, tuple(needed_first))
 
-    Parameters:
-        text: the sentence.
-        query: position of the query token, counted from 0, special tokens included.
-        model: "bert", "gpt2", or another name this server accepts.
-        layer: counted from 0.
-        head: counted from 0.
-        truncate: cut a text that is longer than the model takes, instead of refusing it.
-    Returns:
-        input, query_vector, keys, values, dot_products, scaled, masked, exponentials, weights, context, ...
-    """
+    def endpoint(*values: Any, **named: Any) -> dict[str, Any]:
+        def question() -> dict[str, Any]:
+            given = bound.bind(*values, **named)
+            given.apply_defaults()
+            taken = dict(given.arguments)
+            texts = [value for value in taken.values() if isinstance(value, str)]
+            model = STORE.model(taken.pop("model"), *texts)
+            if "text" in parameters:
+                taken["text"] = _text(taken["text"], taken.pop("second"))
+            for one in taken:
+                if types[one][0] is int:
+                    _number(one, taken[one])
+                if parameters[one].default is None and taken[one] == "":
+                    taken[one] = None
+            if "heads" in taken:
+                taken["heads"] = _heads(taken["heads"])
+            result: Result = analysis(model, **taken)
+            return result.to_dict()
 
-    def question() -> dict[str, Any]:
-        loaded = STORE.model(model, text)
-        place = _number("layer", layer), _number("head", head)
-        return probe.trace(loaded, text, *place, _number("query", query), truncate=truncate).to_dict()
+        return _answer(question)
 
-    return _answer(question)
+    bound = Signature(
+        [
+            Parameter(one, Parameter.POSITIONAL_OR_KEYWORD, default=types[one][1], annotation=types[one][0])
+            for one in order
+        ],
+        return_annotation=dict[str, Any],
+    )
+    described = "".join(f"    {one}: {types[one][2]}\n" for one in order)
+    endpoint.__name__ = endpoint.__qualname__ = name
+    endpoint.__doc__ = (
+        f"{first_line(analysis)}\n\nParameters:\n{described}Returns:\n"
+        f"    what probe.{name} finds: the fields of a {kind.__name__}."
+    )
+    endpoint.__annotations__ = {**{one: types[one][0] for one in order}, "return": dict[str, Any]}
+    endpoint.__signature__ = bound  # type: ignore[attr-defined]
+    return endpoint
 
 
-def find_heads(
-    text: str,
-    from_word: str,
-    to_word: str,
-    model: str = "bert",
-    versus: str = "",
-    second: str = "",
-    truncate: bool = False,
-) -> dict[str, Any]:
-    """Rank the heads of a model by the weight that links two words of a text.
-
-    Parameters:
-        text: the sentence.
-        from_word: the word that attends; "it#2" names the second occurrence.
-        to_word: the word that is attended to.
-        model: "bert", "gpt2", or another name this server accepts.
-        versus: a second target, to see which heads prefer the first; empty for none.
-        second: a second sentence, for models trained on pairs; empty for none.
-        truncate: cut a text that is longer than the model takes, instead of refusing it.
-    Returns:
-        heads with layer, head, weight, versus and difference, largest weight first; the tokens of each word;
-        truncated; a summary.
-    """
-
-    def question() -> dict[str, Any]:
-        loaded = STORE.model(model, text, second, from_word, to_word, versus)
-        words = from_word, to_word, versus or None
-        return probe.find_heads(loaded, _text(text, second), *words, truncate=truncate).to_dict()
-
-    return _answer(question)
+def _heads(given: object) -> list[tuple[int, int] | int]:
+    """Heads as [layer, head] and whole layers as numbers."""
+    if not isinstance(given, list):
+        raise probe.ProbeError("heads must be a list of [layer, head] pairs, or of numbers of layers.")
+    return [tuple(one) if isinstance(one, list) else one for one in given]
 
 
 def asked_for_mcp() -> bool:
@@ -197,6 +210,13 @@ def asked_for_mcp() -> bool:
 
 
 def add() -> None:
-    """Add the endpoints to the Blocks being built."""
-    for function in (attend, verify, compare_masks, trace, find_heads):
-        gr.events.api(function, api_name=function.__name__, concurrency_id="run", concurrency_limit=1)
+    """Add the endpoints to the Blocks being built: one for each analysis."""
+    functions = {function.__name__: function for function in (attend, verify)}
+    for kind in RESULTS.values():
+        if kind.analysis.__name__ not in _OWN:
+            function = of_analysis(kind)
+            functions[function.__name__] = function
+    for name, function in functions.items():
+        # A ranking runs the model once for each head: others' questions don't wait for it.
+        turn = "check" if name == "rank_heads" else "run"
+        gr.events.api(function, api_name=name, concurrency_id=turn, concurrency_limit=1)

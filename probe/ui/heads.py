@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from probe import Comparison, FoundHeads
 from probe.analyses.find import find_heads_of
-from probe.analyses.measures import MEASURES, Rollout, measures_of, rollout_of
+from probe.analyses.measures import MEASURES, measures_of
+from probe.analyses.rollout import Rollout, rollout_of
 from probe.display.page import PRECISION, compact
 from probe.running.words import Words
 from probe.ui import limits, widgets

@@ -30,10 +30,10 @@ from safetensors.torch import load_file, save_file
 import probe
 import tiny
 from probe import Model, ProbeError
-from probe.analyses.checks.report import finite
+from probe.analyses.result import RESULTS, Result, strictly_plain
 from probe.display import page
 from probe.files import formats
-from probe.files.numbers import KINDS, digest, numbers_of
+from probe.files.numbers import digest
 
 ROOT = Path(__file__).parents[2]
 TEXT = "=1+1 said the girl </script>"
@@ -41,20 +41,21 @@ PICTURES = ["png", "svg", "pdf"]
 FORMATS = {
     "run": ["json", "npz", "html", "parquet"],
     "one head": ["json", "npz", "csv", "html", "parquet", *PICTURES],
-    "trace": ["json", "npz", "csv", "xlsx"],
-    "masks": ["json", "npz", "csv", *PICTURES],
-    "comparison": ["json", "npz", "csv", *PICTURES],
-    "report": ["json", "npz", "csv", "parquet", *PICTURES],
-    "texts": ["json", "npz", "csv", *PICTURES],
-    "measures": ["json", "npz", "csv", "parquet"],
-    "rollout": ["json", "npz", "csv", *PICTURES],
-    "found": ["json", "npz", "csv", "parquet"],
-    "ablation": ["json", "npz", "csv"],
-    "ranking": ["json", "npz", "csv", "parquet"],
-    "predictions": ["json", "npz", "csv"],
-    "from scratch": ["json", "npz"],
+    "trace": ["json", "npz", "csv", "parquet", "xlsx"],
+    "comparison": ["json", "npz", "csv", "parquet", "html", *PICTURES],
+    **{
+        what: ["json", "npz", "csv", "parquet", *PICTURES]
+        for what in ("masks", "report", "texts", "measures", "rollout", "found", "ablation", "ranking")
+    },
+    **{what: ["json", "npz", "csv", "parquet", *PICTURES] for what in ("predictions", "from scratch")},
 }
-CASES = [(what, suffix) for what, suffixes in FORMATS.items() for suffix in suffixes]
+# One kind of picture for each kind of result, and all of them for two.
+CASES = [
+    (what, suffix)
+    for what, suffixes in FORMATS.items()
+    for suffix in suffixes
+    if suffix not in ("png", "pdf") or what in ("one head", "masks")
+]
 
 
 @pytest.fixture(scope="module")
@@ -77,16 +78,15 @@ def results(bert: Model, gpt2: Model) -> dict[str, Any]:
     }
 
 
-def test_everything_that_a_function_returns_can_be_exported() -> None:
-    """Each public class with the model and text of a result is one, but for ``Model`` itself."""
+def test_everything_that_a_function_returns_can_be_exported(results: dict[str, Any]) -> None:
     named = {getattr(probe, name) for name in probe.__all__}
-    of_a_model = {kind for kind in named if "model_name" in getattr(kind, "__dataclass_fields__", {})}
-    assert of_a_model | {probe.Report, probe.Comparison, probe.Ranking} == set(KINDS.values())
+    public = {kind for kind in named if isinstance(kind, type) and issubclass(kind, Result)}
+    assert public == set(RESULTS.values()) == {type(result) for result in results.values()}
     exported = {kind for kinds in FORMATS.values() for kind in kinds}
     assert exported == set(formats.FORMATS)
     for what, suffixes in FORMATS.items():
         if what not in ("run", "one head"):
-            assert set(suffixes) == set(formats.formats_of(KINDS[what]))
+            assert set(suffixes) == set(formats.formats_of(RESULTS[what]))
 
 
 @pytest.fixture(scope="module")
@@ -151,7 +151,7 @@ def change_json(path: Path, by: float, last: bool = False) -> None:
     blocks = {name: np.array(one, dtype=np.float64) for name, one in content["numbers"].items()}
     name = one_of(blocks, last)
     change(blocks[name], by, last)
-    content["numbers"][name] = finite(blocks[name].tolist())
+    content["numbers"][name] = strictly_plain(blocks[name].tolist())
     path.write_text(json.dumps(content))
 
 
@@ -188,7 +188,8 @@ def change_csv(path: Path, by: float, last: bool = False) -> None:
 
 def change_parquet(path: Path, by: float, last: bool = False) -> None:
     table = parquet.read_table(path)
-    place = table.num_columns - 1 if last else 0
+    numbers = [place for place, one in enumerate(table.schema) if not pyarrow.types.is_dictionary(one.type)]
+    place = numbers[-last]
     column = table.column(place).cast(pyarrow.float64()).to_numpy(zero_copy_only=False).copy()
     change(column, by, last)
     column = pyarrow.array(column, from_pandas=True)
@@ -239,9 +240,9 @@ def change_png(path: Path, by: float, last: bool = False) -> None:
     content = path.read_bytes()
     start = content.index(b"iTXtattention-probe")
     (length,) = struct.unpack(">I", content[start - 4 : start])
-    head = b"attention-probe\0\1\0\0\0"
-    text = zlib.decompress(content[start + 4 + len(head) : start + 4 + length]).decode()
-    body = head + zlib.compress(with_changed_block(text, by, last).encode())
+    head = b"attention-probe\0\0\0\0\0"
+    text = content[start + 4 + len(head) : start + 4 + length].decode()
+    body = head + with_changed_block(text, by, last).encode()
     chunk = struct.pack(">I", len(body)) + b"iTXt" + body + struct.pack(">I", zlib.crc32(b"iTXt" + body))
     path.write_bytes(content[: start - 4] + chunk + content[start + 8 + length :])
 
@@ -276,7 +277,17 @@ def copy(exported: dict[tuple[str, str], Path], tmp_path: Path) -> Callable[[str
 @pytest.mark.parametrize(
     "last", [pytest.param(False, id="first"), pytest.param(True, id="last", marks=pytest.mark.slow)]
 )
-@pytest.mark.parametrize(("what", "suffix"), CASES)
+@pytest.mark.parametrize(
+    ("what", "suffix"),
+    [
+        *(
+            (what, suffix)
+            for what, suffix in CASES
+            if suffix in ("json", "csv") or what in ("one head", "trace")
+        ),
+        ("masks", "parquet"),
+    ],
+)
 def test_one_changed_number_makes_it_fail(
     copy: Callable[[str, str], Path], what: str, suffix: str, last: bool
 ) -> None:
@@ -411,8 +422,8 @@ def test_the_digest_shows_a_change_below_the_tolerance(copy: Callable[[str, str]
 @pytest.mark.parametrize(
     ("field", "value", "numbers_hold", "reason"),
     [
-        ("layer", 3, False, "causal at "),
-        ("texts", ["=1+1 said the boy"], False, "Its tokens are others than those made again."),
+        ("arguments.layer", 3, False, "causal at "),
+        ("arguments.text", "=1+1 said the boy", False, "Its tokens are others than those made again."),
         ("max_abs_error", 5e-6, True, "max_abs_error: 5e-06 in the file, "),
         ("tolerance", 1.0, True, "tolerance: 1.0 in the file, "),
         ("mask", "bidirectional", True, "mask: bidirectional in the file, causal made again."),
@@ -430,8 +441,10 @@ def test_a_changed_field_makes_it_fail(
 ) -> None:
     path = copy("masks", "json")
     content = json.loads(path.read_text("utf-8"))
-    assert content["manifest"][field] != value
-    content["manifest"][field] = value
+    *within, field = field.split(".")
+    fields = content["manifest"][within[0]] if within else content["manifest"]
+    assert fields[field] != value
+    fields[field] = value
     path.write_text(json.dumps(content))
     sign(path)  # which doesn't help
     result = probe.reproduce(path)
@@ -597,14 +610,13 @@ def test_the_manifest_says_where_it_comes_from(exported: dict[tuple[str, str], P
         "source": "bundled",
         "revision": None,
         "sha256": gpt2.sha256,
-        "texts": [TEXT],
+        "arguments": {"text": TEXT, "layer": 4, "head": 5, "whole_model": True},
+        "only": None,
         "tokens": list(probe.attend(gpt2, TEXT, [(0, 0)]).tokens),
-        "layer": 4,
-        "head": 5,
-        "whole_model": True,
         "mask": "causal",
         "dtype": "float32",
         "device": "cpu",
+        "backend": "eager",
         "max_abs_error": report.max_abs_error,
         "tolerance": report.tolerance,
         "passed": True,
@@ -623,8 +635,12 @@ def test_the_python_in_the_manifest_gives_the_result(
     exec(manifest["python"], names)
     again, result = names["result"], results[what]
     assert type(again) is type(result)
-    for name, block in numbers_of(result).items():
-        assert np.array_equal(numbers_of(again)[name], block, equal_nan=True), name
+    if what == "comparison":  # the file holds one head of it
+        result = result.only(4, 5)
+    blocks = again.blocks()
+    assert set(blocks) == set(result.blocks())
+    for name, block in result.blocks().items():
+        assert np.array_equal(blocks[name], block, equal_nan=True), name
 
 
 def test_numbers_are_the_results(exported: dict[tuple[str, str], Path], results: dict[str, Any]) -> None:
@@ -698,10 +714,14 @@ def test_files_without_a_manifest_are_refused(tmp_path: Path, suffix: str, conte
     ("field", "value"),
     [
         ("what", "everything"),
-        ("texts", "not a list"),
-        ("texts", []),
-        ("heads", [["self", -1, 0]]),
-        ("heads", [["self", True, 0]]),
+        ("arguments", {}),
+        ("arguments", {"text_or_texts": []}),
+        ("arguments", {"text_or_texts": {"pair": ["a"]}}),
+        ("arguments", {"text_or_texts": "a", "heads": [[-1, 0]]}),
+        ("arguments", {"text_or_texts": "a", "heads": [[True, 0]]}),
+        ("arguments", {"text_or_texts": "a", "dtype": "int8"}),
+        ("arguments", {"text_or_texts": "a", "layer": 1}),
+        ("only", [1, 2]),
         ("dtype", "int8"),
         ("agreement", "1e-5"),
         ("format", 2),
@@ -715,7 +735,7 @@ def test_fields_that_make_no_sense_are_refused(
     content = json.loads(path.read_text("utf-8"))
     content["manifest"][field] = value
     path.write_text(json.dumps(content))
-    with pytest.raises(ProbeError, match="manifest"):
+    with pytest.raises(ProbeError, match=r"manifest|empty list"):
         probe.reproduce(path)
 
 
@@ -723,7 +743,7 @@ BIG = "1" + "0" * 400
 HOSTILE_FIELDS = {
     **{
         f"{name} {value}": (name, value)
-        for name in ("what", "dtype", "kept", "kind")
+        for name in ("what", "dtype", "arguments", "only")
         for value in ("[]", "{}")
     },
     **{
@@ -731,9 +751,10 @@ HOSTILE_FIELDS = {
         for name in ("max_abs_error", "tolerance", "agreement")
         for value in (BIG, "NaN", "Infinity", "true")
     },
-    **{f"{name} {value}": (name, value) for name in ("layer", "k", "query") for value in (BIG, "-1", "1.5")},
-    "heads": ("heads", f'[["self", {BIG}, 0]]'),
-    "a surrogate in a text": ("texts", '["\\ud800"]'),
+    **{f"only {value}": ("only", f'["self", {value}, 1]') for value in (BIG, "-1", "1.5")},
+    "heads": ("arguments", f'{{"text_or_texts": "a", "heads": [[{BIG}, 0]]}}'),
+    "many texts": ("arguments", '{"text_or_texts": ["a", "b"]}'),
+    "a surrogate in a text": ("arguments", '{"text_or_texts": "\\ud800"}'),
     "a surrogate in a model": ("model", '"\\ud800"'),
     "a null in a model": ("model", '"a\\u0000b"'),
     "source": ("source", "[" * 400 + "]" * 400),
@@ -841,7 +862,8 @@ def test_refusals(results: dict[str, Any], tmp_path: Path, gpt2: Model) -> None:
             r'in which format it is written, and ".*x" has none: add \.csv, .* or \.pdf',
         ),
         (results["run"], "x.xlsx", {}, r"not as \.xlsx"),
-        (results["trace"], "x.png", {}, r"as \.csv, \.json, \.npz or \.xlsx, not as \.png"),
+        (results["trace"], "x.png", {}, r"as \.csv, \.parquet, \.json, \.npz or \.xlsx, not as \.png"),
+        (results["run"], "x.json", {"words": True}, r"for pictures: \.png, \.svg, \.pdf\.$"),
         (results["run"], "x.csv", {}, "holds one head. Give layer and head"),
         (results["comparison"], "x.png", {}, "holds one head. Give layer and head"),
         (results["run"], "x.png", {"layer": 1}, "together"),
@@ -907,7 +929,7 @@ def test_a_parquet_file_is_a_table(exported: dict[tuple[str, str], Path], result
     assert [row["key_token"] for row in rows[:length]] == list(run.tokens)
     assert [row["weight"] for row in rows] == run.weights(4, 5).ravel().tolist()
     manifest = json.loads(table.schema.metadata[b"attention-probe"])
-    assert manifest["texts"] == [TEXT] and manifest["what"] == "run"
+    assert manifest["arguments"] == {"text_or_texts": TEXT} and manifest["what"] == "run"
     measures = parquet.read_table(exported["measures", "parquet"]).to_pylist()
     for row, one in zip(measures, results["measures"].heads, strict=True):
         assert (row["layer"], row["head"], row["entropy"]) == (one.layer, one.head, one.entropy)
@@ -937,7 +959,7 @@ def test_other_models_dtypes_and_cut_texts(
     assert result.holds and result.tolerance == 1e-12 and result.manifest.dtype == "float64"
     run = probe.attend(gpt2, "word " * 300, [(0, 1)], truncate=True, dtype=torch.float16)
     result = probe.reproduce(probe.export(run, tmp_path / "half.npz"))
-    assert result.holds and result.manifest.truncate and result.manifest.kept == "float16"
+    assert result.holds and result.manifest.arguments["truncate"] and result.manifest.kept == "float16"
     assert result.tolerance == 1e-5 + 2**-10  # and one rounding to float16
     assert "the numbers of gpt2-stories in float16 hold: " in result.verdict
 
@@ -985,7 +1007,7 @@ def test_an_encoder_with_a_decoder(tmp_path: Path) -> None:
     for suffix in ("json", "npz", "html"):
         result = probe.reproduce(probe.export(run, tmp_path / f"run.{suffix}"))
         assert result.holds, result.reasons
-        assert result.manifest.targets == ("a cat sat",) and result.manifest.mask is None
+        assert result.manifest.arguments["target"] == "a cat sat" and result.manifest.mask is None
         assert result.manifest.passed  # a check from query and key
     for whole in (
         probe.verify(model, "the cat sat", "a cat"),
@@ -993,7 +1015,7 @@ def test_an_encoder_with_a_decoder(tmp_path: Path) -> None:
         probe.compare(model, "the cat sat", "a cat"),
     ):
         result = probe.reproduce(probe.export(whole, tmp_path / "whole.json"))
-        assert result.holds and result.manifest.targets == ("a cat",)
+        assert result.holds and result.manifest.arguments["target"] in ("a cat", ["a cat"])
     result = probe.reproduce(probe.export(run, tmp_path / "run.parquet"))
     assert result.holds
     rows = parquet.read_table(tmp_path / "run.parquet").to_pylist()
@@ -1008,10 +1030,10 @@ def test_an_encoder_with_a_decoder(tmp_path: Path) -> None:
     numbers = page.page_numbers(run)
     assert abs(numbers["cross_layer_1_head_3"] - cross).max() < 1e-3
     chosen = probe.attend(model, "the cat", [("cross", 0, 1), ("decoder", 1, 2)], target="a cat")
-    assert probe.reproduce(probe.export(chosen, tmp_path / "chosen.json")).manifest.heads == (
+    assert probe.reproduce(probe.export(chosen, tmp_path / "chosen.json")).manifest.arguments["heads"] == [
         ("cross", 0, 1),
         ("decoder", 1, 2),
-    )
+    ]
     with pytest.raises(ProbeError, match="holds one head"):
         probe.export(run, tmp_path / "run.png")
     comparison = probe.compare(model, "the cat sat", "a cat")
@@ -1043,14 +1065,103 @@ def test_an_encoder_with_a_decoder(tmp_path: Path) -> None:
     content = json.loads(
         probe.export(comparison, tmp_path / "x.json", layer=0, head=1, kind="cross").read_text("utf-8")
     )
-    assert content["manifest"]["kind"] == "cross"
+    assert content["manifest"]["only"] == ["cross", 0, 1]
     assert set(content["numbers"]) == {"from_scratch_cross_layer_0_head_1", "model_cross_layer_0_head_1"}
     done = command(
         *("export", tmp_path / "t5", "the cat sat", tmp_path / "y.csv"),
         *("--target", "a cat", "--kind", "decoder", "--layer", "1", "--head", "2"),
     )
     assert done.returncode == 0, done.stderr
-    assert probe.reproduce(tmp_path / "y.csv").manifest.heads == (("decoder", 1, 2),)
+    assert probe.reproduce(tmp_path / "y.csv").manifest.arguments["heads"] == [("decoder", 1, 2)]
+
+
+# ---- files of the version before
+
+OLD = Path(__file__).parents[1] / "data" / "format-3"
+OLD_FILES = sorted(path.name for path in OLD.iterdir() if not path.name.endswith((".csv.json", ".pdf.json")))
+
+
+@pytest.mark.parametrize("name", OLD_FILES)
+def test_a_file_of_the_version_before_is_made_again(name: str) -> None:
+    result = probe.reproduce(OLD / name)
+    assert result.numbers_hold and result.holds, result.reasons
+
+
+def test_every_kind_of_result_had_such_a_file() -> None:
+    stems = {name.rsplit(".", 1)[0] for name in OLD_FILES}
+    assert stems == {what.replace(" ", "-") for what in (*RESULTS, "one head", "kept")} - {"distances"}
+    assert {name.rsplit(".", 1)[1] for name in OLD_FILES} == set(formats.FORMATS)
+
+
+@pytest.mark.parametrize("name", ["masks.json", "found.json", "ablation.json", "measures.npz", "texts.png"])
+def test_a_changed_file_of_the_version_before_fails(name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    path.write_bytes((OLD / name).read_bytes())
+    if name.endswith("png"):  # whose chunk was compressed
+        content = bytearray(path.read_bytes())
+        content[content.index(b"IDAT") + 20] ^= 1
+        path.write_bytes(bytes(content))
+    else:
+        CHANGES[path.suffix[1:]](path, 1e-2)
+    assert not probe.reproduce(path).holds
+
+
+def test_another_format_of_the_manifest_names_the_version_that_wrote_it(
+    copy: Callable[[str, str], Path],
+) -> None:
+    path = copy("masks", "json")
+    content = json.loads(path.read_text("utf-8"))
+    content["manifest"] |= {"format": 9, "versions": {"attention-probe": "7.1"}}
+    path.write_text(json.dumps(content))
+    with pytest.raises(ProbeError) as caught:
+        probe.reproduce(path)
+    assert "is of format 9, written by attention-probe 7.1; read here are formats 3 and 4." in str(
+        caught.value
+    )
+
+
+# ---- what a file says of the run
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_the_dtype_of_a_file_is_that_of_its_model(
+    tiny_gpt2: Callable[..., Path], tmp_path: Path, dtype: torch.dtype
+) -> None:
+    """Also where the result holds no tensor of that dtype; made in float32 its numbers would be others."""
+    model = probe.load(str(tiny_gpt2()), dtype=dtype)
+    name = str(dtype).removeprefix("torch.")
+    made = {
+        "measures": probe.measure_heads(model, "a b a c"),
+        "rollout": probe.rollout(model, "a b a c"),
+        "found": probe.find_heads(model, "a b a c", "c", "b"),
+        "ablation": probe.ablate(model, "a b a c", [(0, 1)]),
+        "ranking": probe.rank_heads(model, "a b a c"),
+        "predictions": probe.predict(model, "a b a c"),
+    }
+    for what, result in made.items():
+        again = probe.reproduce(probe.export(result, tmp_path / f"{what}.json"))
+        assert again.holds and again.manifest.dtype == name
+        with pytest.raises(ProbeError, match="doesn't give these numbers again"):
+            probe.export(result, tmp_path / "x.json", model=probe.load(model.name))
+
+
+def test_the_backend_of_a_file_is_the_one_that_ran(
+    exported: dict[tuple[str, str], Path], results: dict[str, Any]
+) -> None:
+    eager = {"trace", "masks", "comparison", "report", "predictions"}
+    for what in results:
+        manifest = json.loads(exported[what, "json"].read_text("utf-8"))["manifest"]
+        assert manifest["backend"] == ("eager" if what in eager else "sdpa"), what
+
+
+def test_pictures_of_words(bert: Model, tmp_path: Path) -> None:
+    run = probe.attend(bert, "Unbelievably, it works.", [(0, 1)])
+    tokens = probe.export(run, tmp_path / "tokens.svg").read_text("utf-8")
+    words = probe.export(run, tmp_path / "words.svg", words=True, hide_special=True).read_text("utf-8")
+    assert "Words instead of tokens" in words and "Special tokens are left out" in words
+    assert "Special tokens are left out" not in tokens
+    again = probe.reproduce(tmp_path / "words.svg")
+    assert again.holds and again.manifest.shown == ("words", "hide_special")
 
 
 # ---- in a spreadsheet program
