@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from probe.analyses.asking import analysis
-from probe.analyses.result import HeadsMixin, Origin, Place, Result, strictly_plain
+from probe.analyses.result import Origin, Place, Result, strictly_plain
 from probe.display.data import Axis, Column, MapSet, Numbers, Panel, Sheet, Table, array, grid
 from probe.display.nonfinite import nonfinite
 from probe.errors import ProbeError
@@ -34,7 +34,7 @@ from probe.running.words import single_tokens
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Run(HeadsMixin, Result, what="run"):
+class Run(Result, what="run"):
     """The attention weights of one run of a model on one text. Made by ``attend``.
 
     Attributes

@@ -14,7 +14,7 @@ from probe.analyses.checks.report import HeadCheck, Report, nan_is_worst
 from probe.analyses.checks.weights import Tally, allowed_mask, recompute
 from probe.analyses.masks import MaskComparison, masks_of
 from probe.analyses.predict import Prediction, predictions_of
-from probe.analyses.result import HeadsMixin, Place, Result, named, pair_table
+from probe.analyses.result import Place, Result, named, pair_table
 from probe.analyses.trace import Trace, trace_of
 from probe.display.data import Axis, Column, MapSet, Numbers, Panel, Sheet, Table, array
 from probe.models import backend
@@ -41,7 +41,7 @@ class Maps:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Comparison(HeadsMixin, Result, what="comparison"):
+class Comparison(Result, what="comparison"):
     """All heads of one run on one text, twice. Made by ``compare``; asking it anything runs no model.
 
     Where a head is asked for, ``kind`` is for models with an encoder and a decoder: "encoder", "decoder" or

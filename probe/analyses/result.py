@@ -168,6 +168,21 @@ class Result:
         """Whether this kind of result has a "_sheet", "map_sets" or "workbook" of its own."""
         return getattr(cls, face) is not getattr(Result, face)
 
+    @property
+    def holds_many(self) -> bool:
+        """Whether it holds several heads, of which one can be looked at alone."""
+        return False
+
+    def only(self, layer: int, head: int, kind: str | None = None) -> Result:
+        """The same with one head alone; ``kind`` is for models with an encoder and a decoder.
+
+        Raises
+        ------
+        ProbeError
+            If it has no such head, or none that can be chosen.
+        """
+        raise ProbeError("layer and head are for a run or a comparison; this result has its own.")
+
     # ---- what it says
 
     @property
@@ -275,29 +290,10 @@ class Result:
         return pandas.DataFrame({one.name: list(one.cells) for one in self.table().columns})
 
 
-class HeadsMixin:
-    """For results that hold several heads: they can be narrowed to one of them."""
-
-    @property
-    def holds_many(self) -> bool:
-        """Whether more than one head is in it."""
-        raise NotImplementedError
-
-    def only(self, layer: int, head: int, kind: str | None = None) -> Any:
-        """The same with one head alone; ``kind`` is for models with an encoder and a decoder.
-
-        Raises
-        ------
-        ProbeError
-            If it has no such head.
-        """
-        raise NotImplementedError
-
-
 # ---- plain values
 
 
-def column_array(cells: Sequence[Cell]) -> np.ndarray:
+def column_array(cells: Sequence[Cell] | np.ndarray) -> np.ndarray:
     """A column of numbers; NaN where there is none."""
     return np.array([math.nan if cell is None else cell for cell in cells], dtype=np.float64)
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 import hashlib
 import os
 from pathlib import Path
-from typing import Any
 
-from probe.analyses.result import RESULTS, HeadsMixin, Result
+from probe.analyses.result import RESULTS, Result
 from probe.display.data import Sheet
 from probe.errors import ProbeError
 from probe.files.disk import save
@@ -115,9 +114,9 @@ def suffix_of(path: Path) -> str:
     return path.suffix.lower().removeprefix(".")
 
 
-def _format_for(result: Any, path: Path) -> Format:
+def _format_for(result: Result, path: Path) -> Format:
     """The format that the name of a file asks for, if there is such a one for the result."""
-    if not isinstance(result, tuple(RESULTS.values())):
+    if not isinstance(result, Result):
         raise ProbeError(
             f"What is of type {type(result).__name__} can't be exported; what can is a "
             f"{', '.join(kind.__name__ for kind in RESULTS.values())}."
@@ -144,10 +143,6 @@ def _narrowed(
     """The result with the chosen head alone, where one is chosen."""
     if (layer is None) != (head is None) or (kind is not None and layer is None):
         raise ProbeError("Give layer and head together, and kind with them.")
-    if not isinstance(result, HeadsMixin):
-        if layer is not None:
-            raise ProbeError("layer and head are for a run or a comparison; this result has its own.")
-        return result
     if layer is not None and head is not None:
         result = result.only(layer, head, kind)
     if format.one_head and result.holds_many:

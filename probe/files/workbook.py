@@ -36,15 +36,16 @@ def to_workbook(
         If it is of nothing of the kind, there are more than ``MAX_TOKENS`` tokens, a number is NaN or
         infinite, which a spreadsheet can't hold, or the file can't be written.
     """
+    numbers: object = what
     if isinstance(what, Result):
-        what = what.workbook() or what
+        numbers = what.workbook()
     elif isinstance(what, ProjectedSentence | MaskedScores):
-        what = example_numbers(what)
-    elif not isinstance(what, HeadNumbers):
+        numbers = example_numbers(what)
+    if not isinstance(numbers, HeadNumbers):
         raise ProbeError(
             f"A workbook is made of a trace or of a worked example, not of type {type(what).__name__}: "
             "probe.trace gives one."
         )
     if Path(path).suffix.lower() != ".xlsx":
         raise ProbeError(f'A workbook is an .xlsx file, and "{path}" has another ending.')
-    return save(Path(path), workbook_bytes(what))
+    return save(Path(path).expanduser(), workbook_bytes(numbers))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from probe.analyses.result import HeadsMixin, Result
+from probe.analyses.result import Result
 from probe.display.data import Numbers, Sheet
 from probe.errors import ProbeError
 from probe.files.formats import arrays, pages, pictures, tables, workbooks
@@ -128,5 +128,5 @@ def formats_of(kind: type[Result]) -> tuple[str, ...]:
 
 def possible(result: Result) -> tuple[str, ...]:
     """The same for a result as it is: one of several heads is no single map."""
-    many = isinstance(result, HeadsMixin) and result.holds_many
-    return tuple(name for name in formats_of(type(result)) if not (many and FORMATS[name].one_head))
+    every = formats_of(type(result))
+    return tuple(name for name in every if not (result.holds_many and FORMATS[name].one_head))

@@ -36,7 +36,7 @@ def pack_png(body: bytes, result: Result, fields: Mapping[str, Any], numbers: Nu
     text, buffer = PngInfo(), io.BytesIO()
     with Image.open(io.BytesIO(body)) as image:
         for name, value in image.info.items():
-            if isinstance(value, str):
+            if isinstance(name, str) and isinstance(value, str):
                 text.add_text(name, value)
         text.add_itxt(_KEYWORD, packed(fields, numbers).decode())
         image.save(buffer, "PNG", pnginfo=text, dpi=image.info["dpi"])
