@@ -392,7 +392,7 @@ def reproduce(
 def models(as_json: AsJson = False) -> None:
     """List what the short and bundled names stand for on this machine."""
     from probe.display.terminal import models_table
-    from probe.models.loading import available
+    from probe.models.names import available
 
     rows = available()
     _print(rows if as_json else models_table(rows).rstrip())

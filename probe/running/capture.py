@@ -27,7 +27,6 @@ from probe.running.inputs import (
     encode_all,
     encode_targets,
     encode_tensors,
-    memory_explained,
     tensors_for,
     unfit_explained,
 )
@@ -298,7 +297,7 @@ def _capture(
         if seen > last:
             raise _Enough
 
-    with backend.undisturbed(model.hf), torch.no_grad(), memory_explained(model, inputs):
+    with backend.running(model.hf, inputs):
         try:
             if backend.uses_interface(model.hf):
                 with backend.listening(model.hf, lambda call: keep(call.shape, call.weights)):
@@ -372,7 +371,7 @@ def watch(model: Model, encoding: Encoding, see: Callable[[int, Tensor, Tensor |
         seen += 1
 
     inputs, _ = batch_inputs(model, [encoding])
-    with backend.undisturbed(model.hf), torch.no_grad(), memory_explained(model, inputs):
+    with backend.running(model.hf, inputs):
         if backend.uses_interface(model.hf):
             with backend.listening(
                 model.hf, lambda call: show(call.weights(range(call.shape[1])), call.mask)

