@@ -180,7 +180,8 @@ class Model:
     @cached_property
     def weight_warnings(self) -> tuple[str, ...]:
         """What makes its weights no sound model's, a sentence each: NaN among them, or nothing but zeros."""
-        return tuple(checkpoint.value_warnings(self.hf, self.name))
+        with memory_explained(self.device, self.name):
+            return tuple(checkpoint.value_warnings(self.hf, self.name))
 
     def check_head(self, layer: int, head: int | None = None, kind: str | None = None) -> None:
         """Refuse a layer or head that this model doesn't have; the kind is the first of ``kinds`` by default.
@@ -337,15 +338,14 @@ def _device(device: str | torch.device | None, dtype: torch.dtype) -> torch.devi
 def _load(
     found: Found, device: torch.device, dtype: torch.dtype, tokenizer: PreTrainedTokenizerBase | None
 ) -> Model:
-    """The model that was found, or a ProbeError if its files changed since they were."""
-    folder = found.folder
+    """The model that was found; it is refused if its files have changed since."""
     *_, files = found.identity
     try:
         hf, tokenizer, digest = _read(found, device, dtype, tokenizer)
-    except ProbeError:
-        checkpoint.check_unchanged(folder, files)
+    except Exception:  # half of a file leads to any
+        checkpoint.check_unchanged(found.folder, files)
         raise
-    checkpoint.check_unchanged(folder, files)
+    checkpoint.check_unchanged(found.folder, files)
     _warn_if_untested()
     model = _model(hf, tokenizer, found.name, found.source, found, digest)
     for warning in model.weight_warnings:
@@ -379,7 +379,18 @@ def _read(
     with memory_explained(device, found.name):
         hf: Any = _network(network_class, config, folder, dtype, local)
         hf = hf.to(device).eval()
+        if device.type == "cpu":
+            _own_memory(hf)
     return hf, tokenizer, digest.result()
+
+
+def _own_memory(hf: PreTrainedModel) -> None:
+    """Give a network weights in memory of their own.
+
+    Those that needed no conversion are the file itself, mapped: they would change with it.
+    """
+    for tensor in (*hf.parameters(), *hf.buffers()):
+        tensor.data = tensor.data.clone()
 
 
 def _network(

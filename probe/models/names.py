@@ -61,7 +61,7 @@ def find(name: str) -> Found:
     ProbeError
         If there is no such model, or the Hub is out of reach.
     """
-    return _find_here(name) or _found(name, "Hub", hub.download(name))
+    return _find_here(name) or _snapshot(name, "Hub", hub.download(name))
 
 
 def stands_for(name: str) -> Identity | None:
@@ -93,7 +93,7 @@ def _find_here(name: str) -> Found | None:
         hub_id, bundled = DEFAULTS[name]
         cached = _whole_snapshot(hub_id)
         if cached is not None:
-            return _found(hub_id, "Hub cache", cached)
+            return _snapshot(hub_id, "Hub cache", cached)
         name = bundled
     if name in BUNDLED:
         return _found(name, "bundled", _bundled_folder(name))
@@ -114,11 +114,14 @@ def _find_here(name: str) -> Found | None:
             "existing folder, or a full Hub id with its owner, such as openai-community/gpt2."
         )
     cached = _whole_snapshot(name)
-    return None if cached is None else _found(name, "Hub cache", cached)
+    return None if cached is None else _snapshot(name, "Hub cache", cached)
 
 
-def _found(name: str, source: str, folder: Path) -> Found:
-    revision = hub.revision_of(folder) if source.startswith("Hub") else None
+def _snapshot(name: str, source: str, folder: Path) -> Found:
+    return _found(name, source, folder, hub.revision_of(folder))
+
+
+def _found(name: str, source: str, folder: Path, revision: str | None = None) -> Found:
     return Found(name, source, folder, revision, (name, folder.absolute(), checkpoint.files(folder)))
 
 
