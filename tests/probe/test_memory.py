@@ -28,8 +28,8 @@ ERRORS: dict[str, BaseException] = {
     "Python": MemoryError(),
 }
 SAID = (
-    r"^(The first text: )?The memory of cpu does not suffice for an input of shape \(1, \d+\): give a shorter "
-    r"one\.$"
+    r"^(The first text: )?The memory of cpu does not suffice for an input of shape \(1, \d+\): "
+    r"give a shorter one\.$"
 )
 
 ANALYSES: dict[str, Callable[[Model], Any]] = {
