@@ -355,7 +355,7 @@ def models(as_json: AsJson = False) -> None:
     """List what the short and bundled names stand for on this machine."""
     from probe.display import terminal
     from probe.display.data import Column, Table
-    from probe.models.loading import available
+    from probe.models.names import available
 
     rows = available()
     names = ("name", "model", "source")

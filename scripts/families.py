@@ -390,7 +390,7 @@ def captured(model: PreTrainedModel, inputs: Inputs, off: float = 1.0) -> dict[K
         call = replace(call, options={**call.options, "scaling": call.scale * off})
         found[here.kind, here.layer] = call.weights(range(here.num_heads))
 
-    with backend.undisturbed(model), torch.no_grad(), backend.listening(model, see):
+    with backend.running(model, inputs), backend.listening(model, see):
         model(**inputs)
     return found
 
@@ -399,7 +399,7 @@ def own(
     model: PreTrainedModel, inputs: Inputs, off: float = 1.0
 ) -> tuple[dict[Key, Tensor], dict[Key, Tensor]]:
     """The maps that a model with code of its own returns, and the softmax of the scores seen on the way."""
-    with backend.undisturbed(model), torch.no_grad():
+    with backend.running(model, inputs):
         returned = backend.own_maps(model, inputs)
         with SoftmaxWatch() as watch:
             copy.deepcopy(model)(**inputs)

@@ -138,10 +138,10 @@ def module_name(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def imports(path: Path, *, at_load: bool = False) -> Iterator[str]:
+def imports(path: Path) -> Iterator[str]:
     """Full names of the modules a file imports: `from a.b import c` gives `a.b`, or `a.b.c` if c is a module.
 
-    With `at_load`, only what runs when the file is imported: nothing in a function or under TYPE_CHECKING.
+    An import in a function or under TYPE_CHECKING is an import too.
     """
     package = module_name(path).split(".")
     if path.name != "__init__.py":
@@ -149,11 +149,6 @@ def imports(path: Path, *, at_load: bool = False) -> Iterator[str]:
     pending: list[ast.AST] = [ast.parse(path.read_text("utf-8"))]
     while pending:
         node = pending.pop()
-        if at_load and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
-            continue
-        if at_load and isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-            pending.extend(node.orelse)
-            continue
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -172,41 +167,86 @@ def python_files(folder: str) -> list[Path]:
     return files
 
 
-def inside(name: str, *packages: str) -> bool:
-    return any(name == package or name.startswith(package + ".") for package in packages)
+# Lowest first; each may import from those below it, and from itself. `probe` is its __init__.py.
+FLOORS = (
+    ("attention", "probe.errors", "probe.version"),
+    ("probe.models",),
+    ("probe.running",),
+    ("probe.display",),
+    ("probe.analyses",),
+    ("probe.files",),
+    ("probe",),
+    ("probe.cli", "probe.ui"),
+    ("probe.__main__", "app"),
+)
+
+
+def floor(name: str) -> tuple[int, str]:
+    """How high a module of the project lies, and the part of it that it belongs to."""
+    parts = {part: height for height, parts in enumerate(FLOORS) for part in parts}
+    fitting = [part for part in parts if name == part or (part != "probe" and name.startswith(f"{part}."))]
+    assert len(fitting) == 1, f"{name} is on no floor"
+    return parts[fitting[0]], fitting[0]
+
+
+def project_files() -> dict[str, Path]:
+    """Every module of the project by its full name."""
+    paths = [*python_files("attention"), *python_files("probe"), ROOT / "app.py"]
+    return {module_name(path): path for path in paths}
 
 
 class TestDependencyDirection:
-    """attention <- probe <- probe/ui <- app.py, and no way back up."""
+    """One way, from app.py down to attention, as `FLOORS` says."""
 
     def test_attention_needs_torch_and_nothing_else(self) -> None:
         allowed = {"attention", "torch", *sys.stdlib_module_names}
         for path in python_files("attention"):
             assert {name.split(".")[0] for name in imports(path)} <= allowed, path
 
-    def test_probe_does_not_know_the_page(self) -> None:
+    def test_only_the_page_knows_gradio(self) -> None:
         for path in python_files("probe"):
             if (ROOT / "probe" / "ui") not in path.parents:
-                unwanted = ("gradio", "spaces", "probe.ui", "app")
-                assert [name for name in imports(path) if inside(name, *unwanted)] == [], path
+                found = {name.split(".")[0] for name in imports(path)}
+                assert not found & {"gradio", "spaces"}, path
 
-    def test_the_page_does_not_know_the_app(self) -> None:
-        for path in python_files("probe/ui"):
-            assert [name for name in imports(path) if inside(name, "app")] == [], path
+    def test_no_import_goes_up(self) -> None:
+        files, wrong = project_files(), []
+        for name, path in files.items():
+            height, part = floor(name)
+            for found in sorted(set(imports(path)) & set(files)):
+                beneath, other = floor(found)
+                if beneath > height or (beneath == height and other != part):
+                    wrong.append(f"{name} imports {found}")
+        assert wrong == []
 
     def test_no_import_runs_in_a_circle(self) -> None:
-        files = {module_name(path): path for path in python_files("attention") + python_files("probe")}
-        graph = {
-            name: {found for found in imports(path, at_load=True) if found in files and found != name}
-            for name, path in files.items()
-        }
-        # Take away what needs nothing more, again and again: what is left needs itself.
-        while leaves := [name for name, needed in graph.items() if not needed]:
-            for leaf in leaves:
-                del graph[leaf]
-            for needed in graph.values():
-                needed.difference_update(leaves)
+        files = project_files()
+        graph = {name: (set(imports(path)) & set(files)) - {name} for name, path in files.items()}
+        # Take away what needs nothing more, or what nothing needs, again and again: the circles are left.
+        while free := {name for name in graph if not graph[name]} | graph.keys() - set().union(
+            *graph.values()
+        ):
+            graph = {name: needed - free for name, needed in graph.items() if name not in free}
         assert graph == {}
+
+    def test_an_import_is_found_wherever_it_stands(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)
+        package = tmp_path / "a"
+        package.mkdir()
+        for name in ("__init__", "b", "c", "d", "e", "f"):
+            (package / f"{name}.py").touch()
+        (package / "b.py").write_text(
+            "from typing import TYPE_CHECKING\nimport a.c\nif TYPE_CHECKING:\n    from a.d import One\n"
+            "def work():\n    from a import e\n    return lambda: __import__\n"
+            "class Two:\n    async def method(self):\n        from . import f\n"
+        )
+        assert set(imports(package / "b.py")) == {"typing", "a.c", "a.d", "a.e", "a.f"}
+
+    def test_few_entries_lie_side_by_side(self) -> None:
+        entries = sorted(path.name for path in (ROOT / "probe").iterdir() if path.name != "__pycache__")
+        assert len(entries) <= 14, entries
 
     @pytest.mark.parametrize(
         ("package", "unwanted"),

@@ -342,9 +342,7 @@ def _outcome(model: Model, encoding: Encoding, chosen: dict[int, list[int]], how
     rows = predicted_rows(model, encoding) if model.predicts_words else []
     hidden: list[Tensor] = []
     with ExitStack() as stack:
-        stack.enter_context(model.lock)
-        stack.enter_context(backend.undisturbed(model.hf))
-        stack.enter_context(torch.no_grad())
+        stack.enter_context(backend.running(model.hf, inputs))
         listener = model.hf.base_model.register_forward_hook(
             lambda _, __, output: hidden.append(output[0][0])
         )

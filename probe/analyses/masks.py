@@ -13,8 +13,8 @@ from probe.analyses.asking import analysis
 from probe.analyses.result import Origin, Result, named, pair_table
 from probe.display.data import Axis, Column, Numbers, Panel, Sheet, Table, array
 from probe.display.nonfinite import nonfinite
+from probe.models.computing import computing
 from probe.models.loading import Model, resolve
-from probe.models.precision import precise
 from probe.models.visibility import allowed_keys
 from probe.running.inputs import encode_for
 from probe.running.recording import Recording, record
@@ -256,6 +256,6 @@ def _weights(recording: Recording, layer: int, head: int, *, causal: bool) -> Te
     seen, site = recording.layers[layer], recording.model.sites[layer]
     query, key, value = (part[0, head] for part in (seen.query, seen.key, seen.value))  # (T, head_dim)
     mask = allowed_keys(len(query), causal=causal, window=site.window, device=query.device)
-    with precise(query.device), torch.no_grad():
+    with computing(query.device, tuple(recording.attention_mask.shape)):
         steps = scaled_dot_product_attention(query, key, value, mask=mask, scale=site.scale, keep_steps=False)
     return steps.weights.cpu()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from probe.analyses.asking import analysis
@@ -112,7 +111,7 @@ def run_from_scratch(
         values: Tensor = result.logits if model.predicts_words else result.last_hidden_state
         return values[0].cpu()
 
-    with backend.undisturbed(model.hf), torch.no_grad():
+    with backend.running(model.hf, inputs):
         own = output()
         with backend.from_scratch_backend(model.hf):
             from_scratch = output()

@@ -15,7 +15,7 @@ import copy
 import inspect
 import math
 import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from attention import AttentionSteps, scaled_dot_product_attention
 from probe.errors import ProbeError
-from probe.models.precision import precise
+from probe.models.computing import computing
 
 # Backends whose masks are tensors, so that a map can be computed beside them.
 BACKENDS = ("sdpa", "eager")
@@ -39,7 +39,7 @@ _PREFIX = "attention_probe_"
 # Weights that are computed at once, 1 MB in float32: few enough to stay in a processor's cache from one step
 # to the next, and a long text never needs more than the maps that are kept.
 AT_ONCE = 2**18
-# Held during every run, because some of what ``undisturbed`` sets belongs to the whole process.
+# Held during every run, because some of what ``running`` sets belongs to the whole process.
 LOCK = threading.RLock()
 
 
@@ -204,19 +204,25 @@ _listener: ContextVar[Listener | None] = ContextVar("attention_probe_listener", 
 
 
 @contextmanager
-def undisturbed(hf: Any) -> Iterator[None]:
-    """The network in evaluation mode, in full precision and not compiled; afterwards as it was before.
+def running(hf: Any, inputs: Mapping[str, Any]) -> Iterator[None]:
+    """Every run of a network goes through this: one after the other, computed precisely, without gradients.
 
-    Compiled code would be run without what listens to it.
+    The network is in evaluation mode and not compiled, because compiled code would be run without what
+    listens to it; afterwards it is as it was before.
+
+    Raises
+    ------
+    ProbeError
+        If the device's memory doesn't suffice, for the run or for what is done with it in the block.
     """
     with ExitStack() as stack:
+        stack.enter_context(computing(hf.device, tuple(inputs[hf.main_input_name].shape)))
         stack.enter_context(LOCK)
         training = [module for module in hf.modules() if module.training]
         if training:
             hf.eval()
             stack.callback(_train, training)
         stack.enter_context(torch.compiler.set_stance("force_eager"))
-        stack.enter_context(precise(hf.device))
         yield
 
 
@@ -398,21 +404,21 @@ def attentions(hf: PreTrainedModel) -> tuple[Attention, ...]:
             "not supported."
         ) from None
     shapes: list[tuple[int, ...]] = []  # (B, H, Tq, Tk)
-    with undisturbed(hf), torch.no_grad():
-        try:
+    try:
+        with running(hf, inputs):
             if uses_interface(hf):
                 with listening(hf, lambda call: shapes.append(call.shape)):
                     hf.base_model(**inputs)
             else:
                 shapes += [tuple(weights.shape) for weights in own_maps(hf, inputs)]
-        except (TypeError, ValueError, AttributeError, RuntimeError) as error:
-            if isinstance(error, ProbeError):
-                raise
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
-            raise ProbeError(
-                f"{type(hf).__name__} can't be run on {' and '.join(inputs)} alone ({reason}): give the part "
-                "of it that can."
-            ) from None
+    except ProbeError:
+        raise
+    except (TypeError, ValueError, AttributeError, RuntimeError) as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+        raise ProbeError(
+            f"{type(hf).__name__} can't be run on {' and '.join(inputs)} alone ({reason}): give the part of "
+            "it that can."
+        ) from None
     if not shapes:
         raise ProbeError(f"{type(hf).__name__} shows no attention: its maps can't be captured.")
 

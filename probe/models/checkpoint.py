@@ -10,8 +10,10 @@ import hashlib
 import json
 import re
 import struct
+import threading
 from collections.abc import Iterator, Mapping
-from functools import lru_cache
+from concurrent.futures import Future
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,19 @@ _SIZES = ("vocab_size", "max_position_embeddings", "type_vocab_size", "hidden_si
 _ACTIVATIONS = ("hidden_act", "activation_function", "activation")
 # Dtypes of weights, as safetensors calls them; the others hold codes that need a scale to be numbers.
 _FLOATS = ("F64", "F32", "F16", "BF16")
+_VOCABULARIES = (
+    "tokenizer.json",
+    "vocab.txt",
+    "vocab.json",
+    "tokenizer.model",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+)
+# How the names of the files end that a model and its tokenizer are read from.
+_READ = (".json", ".txt", ".model", ".spm", ".safetensors")
+
+Files = tuple[tuple[str, int, int, int, int], ...]
+"""Name, device, inode, bytes and time of the last change (ns) of each file."""
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -61,6 +76,11 @@ def weight_files(folder: Path) -> list[Path]:
 def _is_plain(name: object) -> bool:
     """Whether a name is that of a file in the same folder."""
     return isinstance(name, str) and name not in ("", ".", "..") and not set(name) & set("/\\\0")
+
+
+def has_vocabulary(folder: Path) -> bool:
+    """Whether there is a file that a tokenizer could have its vocabulary from."""
+    return any((folder / name).is_file() for name in _VOCABULARIES)
 
 
 def check_folder(folder: Path) -> None:
@@ -234,17 +254,62 @@ def value_warnings(hf: PreTrainedModel, name: str) -> Iterator[str]:
         )
 
 
-def sha256(path: Path) -> str:
-    """SHA-256 of a file, in hexadecimal."""
-    status = path.stat()
-    return _digest(path, status.st_mtime_ns, status.st_size)
+def files(folder: Path) -> Files:
+    """The state of every file in a folder that a model could be read from; empty for no such folder."""
+    found = []
+    with suppress(OSError):
+        for path in sorted(folder.iterdir()):
+            if path.suffix in _READ:
+                with suppress(OSError):
+                    status = path.stat()
+                    place = status.st_dev, status.st_ino
+                    found.append((path.name, *place, status.st_size, status.st_mtime_ns))
+    return tuple(found)
 
 
-@lru_cache(maxsize=64)
-def _digest(path: Path, modified: int, size: int) -> str:
-    """Time and size are arguments so that a changed file is read again."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
+def check_unchanged(folder: Path, before: Files) -> None:
+    """Refuse a folder that somebody wrote to since its files were in this state.
+
+    Files that came meanwhile count where weights are looked for in them.
+    """
+    names = {name for name, *_ in before}
+    changed = {name for name, *_ in set(before) ^ set(files(folder))}
+    wrong = sorted(name for name in changed if name in names or name.startswith("model.safetensors"))
+    if wrong:
+        raise ProbeError(
+            f"{folder / wrong[0]} was changed while the model was loaded, which may have become a mixture of "
+            "two: load it again when nobody writes there."
+        )
+
+
+def hashing(folder: Path) -> Future[str]:
+    """``sha256``, computed in the background: what reads the files meanwhile doesn't have to wait."""
+    digest: Future[str] = Future()
+
+    def work() -> None:
+        try:
+            digest.set_result(sha256(folder))
+        except Exception as error:
+            digest.set_exception(error)
+
+    threading.Thread(target=work, daemon=True).start()
+    return digest
+
+
+def sha256(folder: Path) -> str:
+    """SHA-256 of a checkpoint's weights, in hexadecimal.
+
+    For weights in several files, of the lines ``<sha256>  <file name>`` in the order of their names, as the
+    command sha256sum prints them.
+    """
+    digests = {}
+    for path in weight_files(folder):
+        digest = hashlib.sha256()
+        with path.open("rb") as file:
+            while block := file.read(1 << 20):
+                digest.update(block)
+        digests[path.name] = digest.hexdigest()
+    if len(digests) == 1:
+        return next(iter(digests.values()))
+    lines = "".join(f"{one}  {name}\n" for name, one in digests.items())
+    return hashlib.sha256(lines.encode()).hexdigest()

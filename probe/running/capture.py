@@ -18,10 +18,7 @@ from attention import causal_mask
 from probe.errors import ProbeError
 from probe.models import backend
 from probe.models.loading import Model
-from probe.running.inputs import (
-    batch_inputs,
-    memory_explained,
-)
+from probe.running.inputs import batch_inputs
 from probe.running.tokens import Encoding
 
 # What can be named in ``heads``: a layer, a head of it; a kind of attention, a head of a layer of a kind.
@@ -91,7 +88,7 @@ def capture(
         if seen > last:
             raise _Enough
 
-    with backend.undisturbed(model.hf), torch.no_grad(), memory_explained(model, inputs):
+    with backend.running(model.hf, inputs):
         try:
             if backend.uses_interface(model.hf):
                 with backend.listening(model.hf, lambda call: keep(call.shape, call.weights)):
@@ -142,7 +139,7 @@ def watch(model: Model, encoding: Encoding, see: Callable[[int, Tensor, Tensor |
         seen += 1
 
     inputs, _ = batch_inputs(model, [encoding])
-    with backend.undisturbed(model.hf), torch.no_grad(), memory_explained(model, inputs):
+    with backend.running(model.hf, inputs):
         if backend.uses_interface(model.hf):
             with backend.listening(
                 model.hf, lambda call: show(call.weights(range(call.shape[1])), call.mask)

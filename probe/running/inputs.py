@@ -250,15 +250,3 @@ def unfit_explained(model: Model) -> Iterator[None]:
         raise ProbeError(
             f"{model.name} can't be run on these tensors ({reason}): give what its processor returns."
         ) from None
-
-
-@contextmanager
-def memory_explained(model: Model, inputs: dict[str, Any]) -> Iterator[None]:
-    try:
-        yield
-    except torch.OutOfMemoryError:
-        raise ProbeError(
-            f"The memory of {model.device} does not suffice for an input of shape "
-            f"{tuple(inputs[model.hf.main_input_name].shape)}: give a shorter one.",
-            "cpu",
-        ) from None

@@ -20,7 +20,7 @@ from probe.models import backend
 from probe.models.families import Site
 from probe.models.loading import Model
 from probe.models.visibility import allowed_keys
-from probe.running.inputs import batch_inputs, memory_explained
+from probe.running.inputs import batch_inputs
 from probe.running.tokens import Encoding
 
 
@@ -89,16 +89,13 @@ def record(
     # Layers that share their modules (ALBERT's) share a listener, and are told apart by the order of calls.
     listeners = {site.attention: _Listener(site) for site in model.sites}
     with ExitStack() as stack:
-        stack.enter_context(model.lock)
-        stack.enter_context(backend.undisturbed(model.hf))
+        stack.enter_context(backend.running(model.hf, inputs))
         stack.enter_context(backend.eager(model.hf))
-        stack.enter_context(torch.no_grad())
         for listener in listeners.values():
             for handle in listener.attach():
                 stack.callback(handle.remove)
-        with memory_explained(model, inputs):
-            result = network(**inputs)
-    layers = tuple(listeners[site.attention].record(layer) for layer, site in enumerate(model.sites))
+        result = network(**inputs)
+        layers = tuple(listeners[site.attention].record(layer) for layer, site in enumerate(model.sites))
     return Recording(model, tuple(encodings), attention_mask, layers, causal, getattr(result, "logits", None))
 
 

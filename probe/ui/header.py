@@ -7,7 +7,7 @@ from typing import Any
 import gradio as gr
 
 from probe import Comparison
-from probe.models.loading import available
+from probe.models.names import available
 from probe.ui import limits, widgets
 from probe.ui.state import DEFAULT_HEADS, DEFAULT_MODELS, DEFAULT_TEXT, Half, Screen
 

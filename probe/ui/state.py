@@ -25,7 +25,7 @@ import probe
 from probe.analyses.masks import rerun_masked
 from probe.errors import Surface
 from probe.models.hub import download
-from probe.models.loading import available, is_here
+from probe.models.names import Identity, available, is_here, stands_for
 from probe.running.recording import Recording
 from probe.running.tokens import Text
 from probe.ui import limits
@@ -261,7 +261,7 @@ class _Load:
     given_up: threading.Event = field(default_factory=threading.Event)
 
 
-_Key = tuple[str, Text, bool, str | None]
+_Key = tuple[Identity | None, Text, bool, str | None]
 
 
 class Store:
@@ -271,7 +271,7 @@ class Store:
         self._kept_bytes = kept_bytes
         # By model, text, whether to cut it, and what a decoder is to produce.
         self._comparisons: OrderedDict[_Key, tuple[probe.Comparison, int]] = OrderedDict()
-        self._masked: OrderedDict[tuple[str, Text, bool], Recording] = OrderedDict()
+        self._masked: OrderedDict[tuple[Identity | None, Text, bool], Recording] = OrderedDict()
         self._loads: dict[tuple[str, torch.dtype], _Load] = {}
         self._refusals: OrderedDict[str, Exception] = OrderedDict()
         self._models: OrderedDict[tuple[str, torch.dtype], probe.Model] = OrderedDict()
@@ -298,10 +298,9 @@ class Store:
         for text in texts:
             limits.check_text(text)
         key = (name, dtype)
-        with self._books:
-            if key in self._models:
-                self._models.move_to_end(key)
-                return self._models[key]
+        kept = self._kept(key)
+        if kept is not None:
+            return kept
         if not self.at_hand(name):
             raise self._refusal(name)
         with self.loading(name, dtype) as load:
@@ -335,8 +334,7 @@ class Store:
         try:
             if not self.at_hand(name):
                 download(name, load.given_up)
-            with self._books:
-                model = self._models.get(key)
+            model = self._kept(key)
             if model is None:
                 model = probe.load(name, dtype=dtype, device=limits.device())
         except Exception as error:
@@ -355,10 +353,7 @@ class Store:
         load.model.set_result(model)
 
     def at_hand(self, name: str) -> bool:
-        """Whether a model can be had without the network: loaded, bundled, a folder, or in the Hub cache."""
-        with self._books:
-            if any(loaded == name for loaded, _ in self._models):
-                return True
+        """Whether a model can be had without the network: bundled, a folder, or in the Hub cache."""
         return is_here(name)
 
     def _refusal(self, name: str) -> Exception:
@@ -371,8 +366,17 @@ class Store:
 
     def loaded(self, name: str) -> probe.Model | None:
         """The model if it is in memory already."""
+        return self._kept((name, torch.float32))
+
+    def _kept(self, key: tuple[str, torch.dtype]) -> probe.Model | None:
+        """The model in memory, unless its name has come to stand for another since it was loaded."""
+        now = stands_for(key[0])
         with self._books:
-            return self._models.get((name, torch.float32))
+            model = self._models.get(key)
+            if model is None or model.identity != now:
+                return None
+            self._models.move_to_end(key)
+            return model
 
     def comparison(
         self, name: str, text: Text, truncate: bool = False, target: str | None = None
@@ -386,7 +390,7 @@ class Store:
         """
         sides = text if isinstance(text, tuple) else (text,)
         model = self.model(name, *sides, *(() if target is None else (target,)))
-        key = (name.strip(), text, truncate, target)
+        key = (model.identity, text, truncate, target)
         with self._books:
             if key in self._comparisons:
                 self._comparisons.move_to_end(key)
@@ -404,10 +408,11 @@ class Store:
 
     def masked(self, name: str, text: Text, truncate: bool = False) -> Recording:
         """The run of a kept comparison's text under the mask that the model was not trained with."""
-        key = (name, text, truncate)
+        recording = self.comparison(name, text, truncate).recording
+        key = (recording.model.identity, text, truncate)
         with self._work:
             if key not in self._masked:
-                self._masked[key] = rerun_masked(self.comparison(*key).recording)
+                self._masked[key] = rerun_masked(recording)
                 while len(self._masked) > KEPT_MASKED:
                     self._masked.popitem(last=False)
             return self._masked[key]

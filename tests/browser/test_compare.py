@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from browser.conftest import Visitor
+from numbers_in_text import alike, says, tells
 
 import probe
 from probe.running.words import group_words
@@ -17,21 +18,11 @@ REPEATED = "the cat and the dog and the cat"
 EMOJI = "🙂🙂 the trophy"
 
 
-def shown(value: float) -> str:
-    """A weight as the page writes it."""
-    if value == 0:
-        return "0"
-    if value >= 1e-3:
-        return f"{value:.6f}"
-    mantissa, exponent = f"{value:.4e}".split("e")
-    return f"{mantissa}e{int(exponent)}"
-
-
 def test_page_opens_with_a_result_of_both_models(look: Callable[..., Visitor]) -> None:
     visitor = look()
     verdict = visitor.page.locator("#verdict .pg-line").all_text_contents()
     expected = [probe.verify(name, DEFAULT_TEXT).verdict for name in ("bert", "gpt2")]
-    assert [line.removeprefix("✓") for line in verdict] == expected
+    assert all(alike(line, f"✓{one}") for line, one in zip(verdict, expected, strict=True))
 
 
 @pytest.mark.parametrize(
@@ -52,13 +43,9 @@ def test_numbers_under_the_pointer_are_the_toolkits(
             read = drawn.point(query, key, panel)
             tokens = comparison.encoding.tokens
             assert read["where"] == f"query {tokens[query]}{query} → key {tokens[key]}{key}"
-            assert read["from scratch"] == shown(float(ours[query, key]))
-            assert read["model"] == shown(float(theirs[query, key]))
-            difference = abs(float(ours[query, key]) - float(theirs[query, key]))
-            if difference == 0:
-                assert read["difference"] == "exactly 0"
-            else:
-                assert float(read["difference"]) == pytest.approx(difference, rel=1e-3)
+            assert says(read["from scratch"], float(ours[query, key]))
+            assert says(read["model"], float(theirs[query, key]))
+            assert says(read["difference"], abs(float(ours[query, key]) - float(theirs[query, key])))
 
 
 def test_colours_follow_the_weights(look: Callable[..., Visitor]) -> None:
@@ -79,7 +66,7 @@ def test_repeated_words_keep_their_own_rows_and_columns(visitor: Visitor) -> Non
     canvas = drawn.root.locator("canvas.af-over").first
     assert canvas.get_attribute("data-rows") == canvas.get_attribute("data-cols") == str(len(weights))
     for key in (1, 4, 7):  # the three times "the"
-        assert drawn.point(8, key)["from scratch"] == shown(float(weights[8, key]))
+        assert says(drawn.point(8, key)["from scratch"], float(weights[8, key]))
 
 
 def test_another_head_runs_no_model(visitor: Visitor, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,7 +80,7 @@ def test_another_head_runs_no_model(visitor: Visitor, monkeypatch: pytest.Monkey
     weights = probe.attend("bert", DEFAULT_TEXT).weights(3, 2)
     slider = visitor.page.locator("#head-a input[type=range]")
     visitor.wait_for_new("compare-a", lambda: slider.press("ArrowRight"))
-    assert visitor.figure("compare-a").point(11, 2)["from scratch"] == shown(float(weights[11, 2]))
+    assert says(visitor.figure("compare-a").point(11, 2)["from scratch"], float(weights[11, 2]))
 
 
 def test_enter_runs_the_sentence(visitor: Visitor) -> None:
@@ -126,9 +113,9 @@ def test_hidden_special_tokens_are_not_renormalised(visitor: Visitor) -> None:
     weights, special = run.weights(3, 1), torch.tensor(run.special)
     drawn = visitor.figure("compare-a")
     assert drawn.tokens == [token for token, hide in zip(run.tokens, run.special, strict=True) if not hide]
-    assert drawn.point(10, 1)["from scratch"] == shown(float(weights[11, 2]))
+    assert says(drawn.point(10, 1)["from scratch"], float(weights[11, 2]))
     note = drawn.root.locator(".af-readout .af-faint").last.text_content() or ""
-    assert float(note.rsplit(" ", 1)[1]) == pytest.approx(float(weights[11][special].sum()), abs=1e-6)
+    assert says(note.rsplit(" ", 1)[1], float(weights[11][special].sum()))
 
 
 def test_words_instead_of_tokens(visitor: Visitor) -> None:
@@ -142,14 +129,14 @@ def test_words_instead_of_tokens(visitor: Visitor) -> None:
         weights = comparison.from_scratch(layer, head)
         (first, last), (start, end) = words.pieces[3], words.pieces[0]
         by_hand = sum(float(weights[q, start:end].sum()) for q in range(first, last)) / (last - first)
-        assert float(visitor.figure(figure).point(3, 0)["from scratch"]) == pytest.approx(by_hand, abs=1e-6)
+        assert says(visitor.figure(figure).point(3, 0)["from scratch"], by_hand)
 
 
 def test_mean_over_heads(visitor: Visitor) -> None:
     visitor.open(average="all")
     run = probe.attend("bert", DEFAULT_TEXT)
     mean = sum(float(run.weights(layer, head)[11, 2]) for layer in range(6) for head in range(12)) / 72
-    assert float(visitor.figure("compare-a").point(11, 2)["from scratch"]) == pytest.approx(mean, abs=1e-6)
+    assert says(visitor.figure("compare-a").point(11, 2)["from scratch"], mean)
 
 
 def test_keyboard_alone(visitor: Visitor) -> None:
@@ -161,7 +148,7 @@ def test_keyboard_alone(visitor: Visitor) -> None:
     weights = probe.attend("bert", REPEATED).weights(0, 5)
     spoken = visitor.page.locator("#compare-a [aria-live]").text_content() or ""
     assert spoken.startswith("query cat2 → key the1")
-    assert f"from scratch {shown(float(weights[2, 1]))}" in spoken
+    assert tells(spoken, f"from scratch {float(weights[2, 1]):.6f}")
     field.press("Enter")
     visitor.page.locator("#steps-trace [data-painted]").wait_for()
     assert visitor.page.locator(".st-where").text_content() == (

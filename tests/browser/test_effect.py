@@ -9,6 +9,7 @@ from functools import partial
 
 import pytest
 from browser.conftest import Visitor
+from numbers_in_text import alike, says, tells
 from playwright.sync_api import expect
 
 import probe
@@ -25,21 +26,21 @@ def test_a_head_of_a_model_that_predicts_words(visitor: Visitor) -> None:
     place = DEFAULT_HEADS[1]
     result = probe.ablate("gpt2", DEFAULT_TEXT, [place])
     drawn = visitor.figure("effect-figure")
-    assert drawn.root.locator(".af-subtitle").text_content() == result.summary
+    assert alike(drawn.root.locator(".af-subtitle").text_content(), result.summary)
     weights = probe.attend("gpt2", DEFAULT_TEXT, [place]).weights(*place)
     for query, key in ((13, 12), (6, 4), (17, 0)):
         read = drawn.point(query, key)
-        assert number(read["weight"]) == pytest.approx(float(weights[query, key]), abs=1e-6)
+        assert says(read["weight"], float(weights[query, key]))
         assert number(read["hidden state"]) == pytest.approx(float(result.hidden_change[query]), abs=1e-5)
     told = drawn.root.locator(".af-remark").all_text_contents()
     (change,) = result.changes
     for line, prediction in zip(told[1:3], (change.before, change.after), strict=True):
         for word, share in prediction.candidates:
-            assert f'"{word.strip() or word}" {share:.1%}' in line
-    assert told[3] == f"Largest change of a logit there: {result.logit_change:.3g}"
+            assert tells(line, f'"{word.strip() or word}" {share:.1%}')
+    assert alike(told[3], f"Largest change of a logit there: {result.logit_change:.3g}")
     largest = float(weights[1:].max())
     assert told[0].startswith("Weight is not effect: ")
-    assert f"is {largest:.3f} (" in told[0] and f"by {change.divergence:.3g} nats" in told[0]
+    assert tells(told[0], f"is {largest:.3f} (") and tells(told[0], f"by {change.divergence:.3g} nats")
 
 
 def test_every_way_of_a_model_without_a_head_for_words(visitor: Visitor) -> None:
@@ -49,7 +50,7 @@ def test_every_way_of_a_model_without_a_head_for_words(visitor: Visitor) -> None
         choice = visitor.page.locator("#effect-how label", has_text=HOW[how])  # type: ignore[index]
         visitor.wait_for_new("effect-figure", choice.click)
         result = probe.ablate("bert", DEFAULT_TEXT, [(3, 1)], how)  # type: ignore[arg-type]
-        assert drawn.root.locator(".af-subtitle").text_content() == result.summary
+        assert alike(drawn.root.locator(".af-subtitle").text_content(), result.summary)
         for query in (0, 11, 16):
             read = number(drawn.point(query, 0)["hidden state"])
             assert read == pytest.approx(float(result.hidden_change[query]), abs=1e-5)
@@ -63,10 +64,10 @@ def test_several_heads_and_a_layer(visitor: Visitor) -> None:
     result = probe.ablate("gpt2", DEFAULT_TEXT, [(4, 5), (2, 0), 1])
     assert len(result.heads) == 8
     subtitle = visitor.page.locator("#effect-figure .af-subtitle")
-    assert subtitle.text_content() == result.summary
+    assert alike(subtitle.text_content(), result.summary)
     run = probe.attend("gpt2", DEFAULT_TEXT)
     mean = sum(float(run.weights(*place)[7, 3]) for place in result.heads) / 8
-    assert number(visitor.figure("effect-figure").point(7, 3)["weight"]) == pytest.approx(mean, abs=1e-6)
+    assert says(visitor.figure("effect-figure").point(7, 3)["weight"], mean)
 
 
 def test_heads_that_are_not_there_are_said_in_place(visitor: Visitor) -> None:
@@ -99,7 +100,8 @@ def test_all_heads_ranked(visitor: Visitor) -> None:
     # a row is a way to that head, and its effect is shown above
     ((layer, head),) = expected.ablations[2].heads
     visitor.wait_for_new("effect-figure", rows.nth(2).locator("button").click)
-    assert page.locator("#effect-figure .af-subtitle").text_content() == expected.ablations[2].summary
+    subtitle = page.locator("#effect-figure .af-subtitle")
+    assert alike(subtitle.text_content(), expected.ablations[2].summary)
     assert page.locator("#layer-b input[type=number]").input_value() == str(layer)
     assert page.locator("#head-b input[type=number]").input_value() == str(head)
 

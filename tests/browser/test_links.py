@@ -7,6 +7,7 @@ from urllib.parse import parse_qs, parse_qsl, urlsplit
 
 import pytest
 from browser.conftest import Visitor
+from numbers_in_text import alike, tells
 
 import probe
 from probe.ui import links
@@ -51,19 +52,19 @@ def printed(code: str, capsys: pytest.CaptureFixture[str]) -> str:
 
 def test_lines_for_two_sentences_say_which_sentences(capsys: pytest.CaptureFixture[str]) -> None:
     out = printed(links.python(screen("sentences")), capsys)
-    assert str(probe.compare_texts("gpt2", *PAIR, 4, 5)) in out
+    assert tells(out, str(probe.compare_texts("gpt2", *PAIR, 4, 5)))
 
 
 def test_lines_for_effect_say_which_heads_and_how(capsys: pytest.CaptureFixture[str]) -> None:
     out = printed(links.python(screen("effect")), capsys)
-    assert str(probe.ablate("gpt2", DEFAULT_TEXT, [(4, 5), 2], "mean")) in out
-    assert str(probe.rank_heads("gpt2", DEFAULT_TEXT, "mean")) in out
+    assert tells(out, str(probe.ablate("gpt2", DEFAULT_TEXT, [(4, 5), 2], "mean")))
+    assert tells(out, str(probe.rank_heads("gpt2", DEFAULT_TEXT, "mean")))
 
 
 def test_lines_for_heads_say_which_words(capsys: pytest.CaptureFixture[str]) -> None:
     out = printed(links.python(screen("heads")), capsys)
-    assert str(probe.find_heads("gpt2", DEFAULT_TEXT, "big", "suitcase")) in out
-    assert str(probe.measure_heads("gpt2", DEFAULT_TEXT)) in out
+    assert tells(out, str(probe.find_heads("gpt2", DEFAULT_TEXT, "big", "suitcase")))
+    assert tells(out, str(probe.measure_heads("gpt2", DEFAULT_TEXT)))
 
 
 @pytest.mark.parametrize("heads", ["third", "9.0", "99"])
@@ -93,9 +94,9 @@ def test_the_link_of_two_sentences(visit: Callable[..., Visitor], capsys: pytest
     subtitle = second.page.locator("#sentences-both .af-subtitle")
     subtitle.wait_for()
     assert subtitle.text_content() == first.page.locator("#sentences-both .af-subtitle").text_content()
-    assert subtitle.text_content() == result.summary
+    assert alike(subtitle.text_content(), result.summary)
     assert second.page.locator("#pair-b textarea").input_value() == PAIR[1]
-    assert str(result) in printed(code(second), capsys)
+    assert tells(printed(code(second), capsys), str(result))
 
 
 def test_the_link_of_the_finder(visit: Callable[..., Visitor], capsys: pytest.CaptureFixture[str]) -> None:
@@ -113,8 +114,8 @@ def test_the_link_of_the_finder(visit: Callable[..., Visitor], capsys: pytest.Ca
     result = probe.find_heads("bert", DEFAULT_TEXT, "big", "trophy")
     line = second.page.locator("#heads-found .af-remark").first
     line.wait_for()
-    assert line.text_content() == result.summary
-    assert str(result) in printed(code(second), capsys)
+    assert alike(line.text_content(), result.summary)
+    assert tells(printed(code(second), capsys), str(result))
 
 
 def test_the_link_of_an_effect(visit: Callable[..., Visitor], capsys: pytest.CaptureFixture[str]) -> None:
@@ -131,10 +132,10 @@ def test_the_link_of_an_effect(visit: Callable[..., Visitor], capsys: pytest.Cap
     second.page.goto(first.page.url)
     subtitle = second.page.locator("#effect-figure .af-subtitle")
     subtitle.wait_for()
-    assert subtitle.text_content() == result.summary
+    assert alike(subtitle.text_content(), result.summary)
     assert second.page.locator("#effect-heads").locator("textarea, input").input_value() == "4.5, 2"
     assert second.page.locator("#effect-how input:checked").input_value() == "mean"
-    assert str(result) in printed(code(second), capsys)
+    assert tells(printed(code(second), capsys), str(result))
 
 
 def test_the_link_of_bertvizs_model_view(visit: Callable[..., Visitor]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
@@ -151,6 +152,21 @@ def test_a_model_is_loaded_once_for_all_who_wait(monkeypatch: pytest.MonkeyPatch
         models = [one.result() for one in waiting]
     assert calls == ["gpt2"]
     assert all(model is models[0] for model in models)
+
+
+def test_a_folder_that_was_overwritten_is_shown_anew(tiny_gpt2: Callable[..., Path]) -> None:
+    folder, other = tiny_gpt2(seed=0), tiny_gpt2(seed=1)
+    store, text = Store(), "the cat sat"
+    first, first_masked = store.comparison(str(folder), text), store.masked(str(folder), text)
+    assert store.comparison(str(folder), text) is first
+    assert store.masked(str(folder), text) is first_masked
+    shutil.copy(other / "model.safetensors", folder)
+    assert store.loaded(str(folder)) is None
+    again, expected = store.comparison(str(folder), text), probe.compare(str(other), text)
+    assert not torch.equal(first.from_scratch(1, 1), expected.from_scratch(1, 1))
+    assert torch.equal(again.from_scratch(1, 1), expected.from_scratch(1, 1))
+    assert store.masked(str(folder), text).model is again.model
+    assert store.loaded(str(folder)) is store.model(str(folder)) is again.model
 
 
 def test_a_failed_load_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from browser.conftest import Visitor
+from numbers_in_text import ROUNDING, ROUNDING_FLOAT64, alike, says, tells
 from playwright.sync_api import Locator
 
 from probe.ui.state import DEFAULT_TEXT
@@ -19,10 +20,6 @@ def printed(code: Locator) -> list[Any]:
     values: list[Any] = []
     exec(code.text_content() or "", {"print": values.append})
     return values
-
-
-def number(text: str) -> float:
-    return 0.0 if text == "exactly 0" else float(text.replace("−", "-").replace("+", ""))
 
 
 def cells(length: int) -> list[tuple[int, int]]:
@@ -44,7 +41,7 @@ def test_compare(visitor: Visitor, query: dict[str, str]) -> None:
     verdicts = visitor.page.locator("#verdict").text_content() or ""
     values = printed(visitor.page.locator("#share pre"))
     for figure in ("compare-a", "compare-b"):
-        assert values.pop(0) in verdicts
+        assert tells(verdicts, values.pop(0))
         maps = []
         while values and not isinstance(values[0], str):
             maps.append(values.pop(0))
@@ -53,8 +50,7 @@ def test_compare(visitor: Visitor, query: dict[str, str]) -> None:
         for row, column in cells(len(maps[0])):
             read = drawn.point(row, column)
             for name, weights in zip(("from scratch", "model", "difference"), maps, strict=False):
-                close = {"rel": 1e-3} if name == "difference" else {"abs": 1e-6}
-                assert number(read[name]) == pytest.approx(float(weights[row, column]), **close)
+                assert says(read[name], float(weights[row, column]))
     assert values == []
 
 
@@ -69,12 +65,12 @@ def test_masks(visitor: Visitor, query: dict[str, str]) -> None:
         ("masks-a", "masks-b"), printed(visitor.page.locator("#share pre")), strict=True
     ):
         drawn = visitor.figure(figure)
-        assert drawn.root.locator(".af-subtitle").text_content() == result.summary
+        assert alike(drawn.root.locator(".af-subtitle").text_content(), result.summary)
         assert result.whole_model == ("mask" in query)
         for row, column in cells(len(result.tokens)):
             read = drawn.point(row, column)
             for name, weights in (("causal", result.causal), ("bidirectional", result.bidirectional)):
-                assert number(read[f"under {name}"]) == pytest.approx(float(weights[row, column]), abs=1e-6)
+                assert says(read[f"under {name}"], float(weights[row, column]))
 
 
 @pytest.mark.parametrize(
@@ -95,8 +91,9 @@ def test_steps(visitor: Visitor, query: dict[str, str]) -> None:
     assert rows.count() == len(trace.tokens)
     for key in (0, trace.query):
         shown = rows.nth(key).locator("td").all_text_contents()
-        assert number(shown[0]) == pytest.approx(float(trace.dot_products[key]), rel=1e-6)
-        assert number(shown[4]) == pytest.approx(float(trace.weights[key]), rel=1e-6)
+        largest = float(trace.dot_products.abs().max())
+        assert says(shown[0], float(trace.dot_products[key]), ROUNDING * max(1.0, largest))
+        assert says(shown[4], float(trace.weights[key]))
 
 
 @pytest.mark.parametrize("query", [{}, {"second": "And that was it.", "text": LONG, "cut": "yes"}])
@@ -106,10 +103,10 @@ def test_verify(visitor: Visitor, query: dict[str, str]) -> None:
         ("verify-a", "verify-b"), printed(visitor.page.locator("#share pre")), strict=True
     ):
         drawn = visitor.figure(figure)
-        assert report.verdict in (visitor.page.locator("#verdict").text_content() or "")
+        assert tells(visitor.page.locator("#verdict").text_content(), report.verdict)
         for check in (report.heads[0], report.heads[9], report.heads[-1]):
             read = drawn.point(check.layer, check.head)["largest difference"]
-            assert number(read) == pytest.approx(check.max_abs_error, rel=1e-3)
+            assert says(read, check.max_abs_error)
 
 
 def test_a_list_of_texts(visitor: Visitor) -> None:
@@ -126,11 +123,12 @@ def test_a_list_of_texts(visitor: Visitor) -> None:
     said = page.locator("#batch-progress .pg-line").all_text_contents()
     for slot, three in enumerate((reports[:3], reports[3:])):
         largest = max(report.max_abs_error for report in three)
-        assert f"agree on 3 texts: largest difference {largest:.1e}." in said[slot]
+        told = f"agree on 3 texts: largest difference {largest:.1e}."
+        assert tells(said[slot], told, ROUNDING_FLOAT64)
         assert [report.texts[0] for report in three] == ['draw a "map"', LONG, "The cat\x0csat"]
         head = max(report.heads[5].max_abs_error for report in three)
         read = visitor.figure(f"batch-{'ab'[slot]}").point(0, 5)["largest difference"]
-        assert number(read) == pytest.approx(head, rel=1e-3)
+        assert says(read, head, ROUNDING_FLOAT64)
 
 
 def test_a_list_with_a_text_that_one_model_refuses(visitor: Visitor) -> None:

@@ -16,6 +16,7 @@ import torch
 import transformers
 from browser.conftest import Visitor
 from browser.test_accessibility import faults
+from numbers_in_text import ROUNDING, says, tells
 from playwright.sync_api import expect
 
 import probe
@@ -64,10 +65,6 @@ def opened(visitor: Visitor, t5: str, **more: Any) -> None:
     visitor.page.locator("#source-target canvas").first.wait_for()
 
 
-def shown(number: str) -> float:
-    return float(number.replace("−", "-"))
-
-
 def test_from_an_empty_page_to_every_kind(
     visitor: Visitor, t5: str, comparison: probe.Comparison, gpt2: probe.Model
 ) -> None:
@@ -80,7 +77,8 @@ def test_from_an_empty_page_to_every_kind(
     model = page.locator("#pair-model input")
     model.fill(t5)
     visitor.wait_for_new("source-target", lambda: model.press("Enter"))
-    expect(page.locator("#source-target-verdict")).to_contain_text(comparison.report.verdict)
+    expect(page.locator("#source-target-verdict")).to_contain_text("Checked from query and key.")
+    assert tells(page.locator("#source-target-verdict").text_content(), comparison.report.verdict)
     assert "Checked from query and key." in comparison.report.verdict
     # The last layer and head of each kind: the sliders go as far as the kind does.
     for kind, layers in KINDS.items():
@@ -105,7 +103,7 @@ def test_from_an_empty_page_to_every_kind(
                 ("from scratch", comparison.from_scratch(*place)),
                 ("model", comparison.from_model(*place)),
             ):
-                assert shown(said[name]) == pytest.approx(float(weights[row, column]), abs=6e-7)
+                assert says(said[name], float(weights[row, column]))
 
 
 def test_a_link_opens_the_same_head_and_its_python_gives_the_same(
@@ -114,16 +112,16 @@ def test_a_link_opens_the_same_head_and_its_python_gives_the_same(
     opened(visitor, t5, kind="decoder", layer="2", head="3")
     figure = visitor.figure("source-target")
     said = figure.point(3, 2)
-    assert shown(said["model"]) == pytest.approx(
-        float(comparison.from_model(2, 3, "decoder")[3, 2]), abs=6e-7
-    )
+    assert says(said["model"], float(comparison.from_model(2, 3, "decoder")[3, 2]))
     code = visitor.page.locator("#share .pg-code")
     expect(code).to_contain_text("comparison.from_scratch(2, 3, 'decoder')")
     lines: dict[str, Any] = {}
     exec(code.locator("pre").text_content() or "", lines)
-    assert comparison.report.verdict in capsys.readouterr().out
-    made = lines["comparison"]
-    assert torch.equal(made.difference(2, 3, "decoder"), comparison.difference(2, 3, "decoder"))
+    assert tells(capsys.readouterr().out, comparison.report.verdict)
+    made, place = lines["comparison"], (2, 3, "decoder")
+    torch.testing.assert_close(
+        made.from_scratch(*place), comparison.from_scratch(*place), rtol=0, atol=ROUNDING
+    )
 
 
 def test_a_cell_of_the_errors_opens_its_head(visitor: Visitor, t5: str, comparison: probe.Comparison) -> None:
@@ -132,7 +130,7 @@ def test_a_cell_of_the_errors_opens_its_head(visitor: Visitor, t5: str, comparis
     said = errors.point(2, 1)
     check = comparison.check(2, 1, "cross")
     assert said["where"] == "layer 2, head 1"
-    assert shown(said["largest difference"]) == pytest.approx(check.max_abs_error, rel=1e-3)
+    assert says(said["largest difference"], check.max_abs_error)
     canvas = errors.root.locator("canvas.af-over")
     visitor.wait_for_new("source-target", lambda: canvas.click(position=errors.place(2, 1)))
     expect(page.locator("#pair-layer input[type=range]")).to_have_value("2")

@@ -212,7 +212,7 @@ class TestNothingStays:
         def fail(call: backend.Call) -> None:
             raise KeyError("mine")
 
-        with pytest.raises(KeyError, match="mine"), backend.undisturbed(hf), backend.listening(hf, fail):
+        with pytest.raises(KeyError, match="mine"), backend.running(hf, inputs), backend.listening(hf, fail):
             hf(**inputs)
         assert state(hf) == before
         assert all(torch.equal(plain[key], value) for key, value in outputs(hf, inputs).items())
@@ -249,7 +249,10 @@ class TestNothingStays:
         assert 0 < sum(before["training"]) < len(before["training"])
         maps: list[Tensor] = []
         for _ in range(2):  # dropout would make two runs differ
-            with backend.undisturbed(hf), backend.listening(hf, lambda call: maps.append(call.weights([0]))):
+            with (
+                backend.running(hf, inputs),
+                backend.listening(hf, lambda call: maps.append(call.weights([0]))),
+            ):
                 hf(**inputs)
         assert state(hf) == before
         assert all(torch.equal(maps[layer], maps[3 + layer]) for layer in range(3))
@@ -259,7 +262,7 @@ class TestNothingStays:
         torch.set_float32_matmul_precision("medium")
         try:
             with torch.autocast("cpu", torch.bfloat16):
-                with backend.undisturbed(hf):
+                with backend.running(hf, inputs_of("gpt2")):
                     assert torch.get_float32_matmul_precision() == "highest"
                     assert not torch.is_autocast_enabled("cpu")
                 assert torch.is_autocast_enabled("cpu")

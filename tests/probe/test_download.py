@@ -15,7 +15,7 @@ from huggingface_hub.utils import WeakFileLock
 import probe
 from probe import ProbeError
 from probe.models import checkpoint, hub
-from probe.models import loading as models
+from probe.models.names import is_here
 from tiny import GPT2_STORIES
 
 REPO = "some-owner/some-model"
@@ -39,14 +39,14 @@ def wait_for(what: object) -> None:
 
 
 def test_a_download_is_taken_from_the_hub(fake: FakeHub, tmp_path: Path) -> None:
-    assert not models.is_here(REPO)
+    assert not is_here(REPO)
     model = probe.load(REPO)
     assert (model.name, model.source, model.revision) == (REPO, "Hub", COMMIT)
     assert model.sha256 == probe.load("gpt2-stories").sha256
     assert set(fake.asked) == {path.name for path in GPT2_STORIES.iterdir()} - {"README.md"}
     assert hub.arrived(REPO) == sum((GPT2_STORIES / name).stat().st_size for name in fake.asked)
     fake.asked.clear()
-    assert models.is_here(REPO)
+    assert is_here(REPO)
     assert probe.load(REPO).source == "Hub cache" and fake.asked == []
 
 
@@ -56,7 +56,7 @@ def test_a_branch_that_moves_meanwhile(fake: FakeHub, tmp_path: Path) -> None:
     (repo,) = (tmp_path / "hub").glob("models--*")
     assert [path.name for path in (repo / "snapshots").iterdir()] == [COMMIT]
     assert [path.name for path in (repo / "refs").iterdir()] == ["main"]
-    assert models.is_here(REPO) and probe.load(REPO).revision == COMMIT
+    assert is_here(REPO) and probe.load(REPO).revision == COMMIT
 
 
 def test_weights_in_shards_and_no_others(
@@ -144,7 +144,7 @@ def test_a_download_that_is_given_up_ends(fake: FakeHub, tmp_path: Path) -> None
             download.result(30)
     wait_for(lambda: not fake.sending)  # the connection is closed: nothing goes on in the background
     assert list((tmp_path / "hub").rglob("*.incomplete")) == []
-    assert not models.is_here(REPO) and hub.cached_snapshot(REPO) is None
+    assert not is_here(REPO) and hub.cached_snapshot(REPO) is None
     before = set(fake.asked)
     assert WEIGHTS in before and "config.json" in before
     fake.asked.clear()
@@ -182,6 +182,6 @@ def test_a_download_that_breaks_off(fake: FakeHub, monkeypatch: pytest.MonkeyPat
     fake.broken = True
     with pytest.raises(ProbeError, match=rf'^Downloading "{REPO}" failed \(\w+\): try again to go on\.$'):
         probe.load(REPO)
-    assert not models.is_here(REPO)
+    assert not is_here(REPO)
     fake.broken = False
     assert probe.load(REPO).source == "Hub"

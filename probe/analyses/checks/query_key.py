@@ -72,7 +72,7 @@ from probe.errors import ProbeError
 from probe.models import backend
 from probe.models.kinds import sides
 from probe.models.loading import Model
-from probe.running.inputs import batch_inputs, batches, encode_tensors, memory_explained, unfit_explained
+from probe.running.inputs import batch_inputs, batches, encode_tensors, unfit_explained
 from probe.running.tokens import Encoding
 
 # Takes each attention of a batch: which it is, what it was given as it must be, and our weights and the
@@ -168,9 +168,7 @@ def _run(
         return output
 
     with (
-        backend.undisturbed(model.hf),
-        torch.no_grad(),
-        memory_explained(model, inputs),
+        backend.running(model.hf, inputs),
         backend.eager(model.hf),
         backend.listening(model.hf, see),
     ):

@@ -32,9 +32,9 @@ from probe.analyses.checks.measuring import (
     real_only,
 )
 from probe.analyses.checks.report import FROM_WEIGHTS, Cell, Findings, HeadCheck, LayerCheck
+from probe.models.computing import computing
 from probe.models.families import Site
 from probe.models.loading import Model
-from probe.models.precision import precise
 from probe.models.visibility import allowed_keys
 from probe.running.recording import LayerRecord, Recording
 from probe.running.tokens import Encoding
@@ -84,7 +84,7 @@ def recompute(recording: Recording) -> Iterator[Recomputed]:
                 count_cells(mask, real, real.shape[1]),
             )
         mask, cells = masks[site.window]
-        with precise(recording.model.device), torch.no_grad():
+        with computing(recording.model.device, tuple(real.shape)):
             module = from_scratch(site, module)
             steps = module.steps(seen.input, mask=mask, keep_steps=False)
             again = Recomputed(layer, mask, cells, steps, _sizes(module))
@@ -232,7 +232,7 @@ class Tally(Findings):
         """Compare one layer on one batch; ``texts`` are the indices of the batch's texts."""
         seen, real = recording.layers[again.layer], recording.attention_mask
         scale = self.model.sites[again.layer].scale
-        with precise(self.model.device), torch.no_grad():
+        with computing(self.model.device, tuple(real.shape)):
             errors = _measure(seen, again, real)
             bounds = _bounds(seen, again, errors, scale, self.unit)
             num_heads = len(errors.worst)

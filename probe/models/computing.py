@@ -1,0 +1,45 @@
+"""Compute in full precision, without gradients, and with plain words where memory is full."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from probe.errors import ProbeError
+from probe.models.precision import precise
+
+
+@contextmanager
+def computing(device: torch.device, shape: tuple[int, ...]) -> Iterator[None]:
+    """Compute something of an input of this shape, precisely and without gradients.
+
+    Raises
+    ------
+    ProbeError
+        If the device's memory doesn't suffice.
+    """
+    what = f"an input of shape {shape}: give a shorter one"
+    with memory_explained(device, what), precise(device), torch.no_grad():
+        yield
+
+
+@contextmanager
+def memory_explained(device: torch.device, what: str) -> Iterator[None]:
+    """A ProbeError in place of what torch says when memory is full."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not _is_full(error):
+            raise
+        raise ProbeError(
+            f"The memory of {device} does not suffice for {what}.", None if device.type == "cpu" else "cpu"
+        ) from None
+
+
+def _is_full(error: RuntimeError | MemoryError) -> bool:
+    """Whether an error says that memory is full: CUDA has a class for it, the CPU and MPS only words."""
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(
+        words in str(error) for words in ("DefaultCPUAllocator", "out of memory")
+    )
