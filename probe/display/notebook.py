@@ -8,12 +8,11 @@ from collections.abc import Iterable, Sequence
 from html import escape
 
 import numpy as np
-from matplotlib import colormaps
 from matplotlib.figure import Figure
-from matplotlib.image import imsave
+from PIL import Image
 from torch import Tensor
 
-from probe.display import picture
+from probe.display import colors, picture
 from probe.display.data import MapSet, Sheet, Table
 from probe.display.page import coarse
 from probe.running.tokens import Text
@@ -107,5 +106,7 @@ def _thumbnail(weights: Tensor, words: str) -> str:
     values = coarse(weights, _SMALL).numpy()
     buffer = io.BytesIO()
     # By the square root, as on the page of a run, so that small weights show.
-    imsave(buffer, colormaps["YlGnBu"](np.sqrt(np.clip(np.nan_to_num(values), 0.0, 1.0))), format="png")
+    roots = np.sqrt(np.clip(np.nan_to_num(values), 0.0, 1.0))
+    scale = np.array(colors.WEIGHT["light"].colours, dtype=np.uint8)
+    Image.fromarray(scale[np.rint(roots * (len(scale) - 1)).astype(int)]).save(buffer, "PNG")
     return _image(buffer.getvalue(), _SHOWN, words)

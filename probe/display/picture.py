@@ -20,7 +20,6 @@ from typing import Any
 
 import matplotlib
 import numpy as np
-from matplotlib import colormaps
 from matplotlib.artist import Artist
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import Colormap, ListedColormap, LogNorm, Normalize
@@ -29,6 +28,7 @@ from matplotlib.font_manager import FontProperties, fontManager, get_font
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
+from probe.display import colors
 from probe.display.data import Axis, Panel, Sheet
 from probe.errors import ProbeError
 
@@ -38,13 +38,28 @@ _DPI = 160
 # Matplotlib keeps caches of fonts and text sizes that it doesn't guard: figures take turns.
 _turn = threading.RLock()
 
-# Light to dark by lightness alone, so both survive a black-and-white print and any kind of colour vision. The
-# differences begin a quarter up their scale: whatever isn't zero is darker than the mark for zero.
-_WEIGHT = colormaps["YlGnBu"]
-_DIFFERENCE = ListedColormap(colormaps["YlOrRd"](np.linspace(0.25, 1.0, 256)))
-_CHANGE = colormaps["PuOr"]
-_ZERO, _WRONG, _ALLOWED, _FORBIDDEN, _BAR_COLOUR = "#dfe6ea", "#c1121f", "#2f6f7e", "#e9e9e5", "#0b5d7a"
-_MASKED: dict[str, Any] = {"facecolor": "#efedea", "edgecolor": "#cbc7c0", "hatch": "////", "linewidth": 0.0}
+# The page's own colours in its light theme: light to dark by lightness alone, so that they survive a
+# black-and-white print and any kind of colour vision.
+_FLAT = colors.FLAT["light"]
+_WRONG, _BAR_COLOUR = "#c1121f", "#0b5d7a"
+_MASKED: dict[str, Any] = {
+    "facecolor": _FLAT["masked"],
+    "edgecolor": _FLAT["hatch"],
+    "hatch": "////",
+    "linewidth": 0.0,
+}
+
+
+@cache
+def _colormap(kind: str) -> Colormap:
+    if kind == "mask":
+        return ListedColormap([_FLAT["forbidden"], _FLAT["allowed"]])
+    if kind == "change":
+        lost, gained = (scale["light"].colours for scale in (colors.LOST, colors.GAINED))
+        table = [*reversed(lost), *gained]
+    else:
+        table = list((colors.WEIGHT if kind == "weight" else colors.DIFFERENCE)["light"].colours)
+    return ListedColormap(np.array(table) / 255)
 
 
 def draw(sheet: Sheet) -> Figure:
@@ -302,7 +317,7 @@ class _Layout:
         plain: dict[str, Any] = {"interpolation": "nearest", "aspect": "auto", "origin": "upper"}
         if drawn.kind == "difference":
             flat = np.ma.masked_array(drawn.values, ~drawn.zero)
-            axes.imshow(flat, cmap=ListedColormap([_ZERO]), **plain)
+            axes.imshow(flat, cmap=ListedColormap([_FLAT["zero"]]), **plain)
         hidden = np.isnan(drawn.values) | drawn.hidden | drawn.zero
         shown = np.ma.masked_array(drawn.values, hidden)
         image = axes.imshow(shown, cmap=cmap, norm=norm, **plain)
@@ -371,12 +386,12 @@ class _Layout:
         entries: list[Artist] = []
         edge: dict[str, Any] = {"edgecolor": "#888888", "linewidth": 0.4}
         if any(drawn.kind == "mask" for drawn in self.panels):
-            entries.append(Patch(facecolor=_ALLOWED, **edge, label="may attend"))
-            entries.append(Patch(facecolor=_FORBIDDEN, **edge, label="may not"))
+            entries.append(Patch(facecolor=_FLAT["allowed"], **edge, label="may attend"))
+            entries.append(Patch(facecolor=_FLAT["forbidden"], **edge, label="may not"))
         if any(drawn.hidden.any() for drawn in self.panels):
             entries.append(Patch(**_MASKED | {"linewidth": 0.4}, label="forbidden by the mask"))
         if any(drawn.zero.any() for drawn in self.panels):
-            entries.append(Patch(facecolor=_ZERO, **edge, label="exactly 0"))
+            entries.append(Patch(facecolor=_FLAT["zero"], **edge, label="exactly 0"))
         crossed = (drawn for drawn in self.panels if drawn.crossed.any())
         meanings = dict.fromkeys(drawn.panel.crossed_means for drawn in crossed)
         if meanings:
@@ -387,20 +402,19 @@ class _Layout:
 
 def _scale(drawn: _Drawn) -> tuple[Colormap, Normalize]:
     """Colours, and what they stand for."""
+    colours = _colormap(drawn.kind)
     if drawn.kind == "weight":
-        return _WEIGHT, Normalize(*(drawn.panel.ends or (0.0, 1.0)))
-    if drawn.kind == "change":
-        return _CHANGE, Normalize(-1.0, 1.0)
-    if drawn.kind == "mask":
-        return ListedColormap([_FORBIDDEN, _ALLOWED]), Normalize(0.0, 1.0)
+        return colours, Normalize(*(drawn.panel.ends or (0.0, 1.0)))
+    if drawn.kind != "difference":
+        return colours, Normalize(-1.0 if drawn.kind == "change" else 0.0, 1.0)
     if drawn.panel.ends is not None:
-        return _DIFFERENCE, LogNorm(*drawn.panel.ends, clip=True)
+        return colours, LogNorm(*drawn.panel.ends, clip=True)
     # Whole powers of ten around all differences but zero.
     found = drawn.values[np.isfinite(drawn.values) & (drawn.values > 0)]
     if not found.size:
-        return _DIFFERENCE, LogNorm(1e-9, 1e-6)
+        return colours, LogNorm(1e-9, 1e-6)
     low, high = math.floor(math.log10(found.min())), math.ceil(math.log10(found.max()))
-    return _DIFFERENCE, LogNorm(10.0 ** max(low, high - 9), 10.0 ** max(high, low + 1))
+    return colours, LogNorm(10.0 ** max(low, high - 9), 10.0 ** max(high, low + 1))
 
 
 def _ordinal(number: int) -> str:

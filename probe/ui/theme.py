@@ -8,7 +8,8 @@ from typing import Any
 
 import gradio as gr
 
-from probe.ui import colors, endpoints, limits
+from probe.display import colors
+from probe.ui import endpoints, limits
 
 ASSETS = Path(__file__).parent / "assets"
 

@@ -10,8 +10,8 @@ from browser.conftest import Visitor
 from numbers_in_text import alike, says, tells
 
 import probe
+from probe.display.colors import STEPS, WEIGHT
 from probe.running.words import group_words
-from probe.ui.colors import STEPS, WEIGHT
 from probe.ui.state import DEFAULT_HEADS, DEFAULT_TEXT
 
 REPEATED = "the cat and the dog and the cat"

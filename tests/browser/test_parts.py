@@ -18,7 +18,8 @@ from safetensors.torch import load_file, save_file
 
 import probe
 import tiny
-from probe.ui import colors, compare, header, limits, links, theme, verify
+from probe.display import colors
+from probe.ui import compare, header, limits, links, theme, verify
 from probe.ui.state import Focus, Options, Screen, Session, Store, look
 
 SCALES = [

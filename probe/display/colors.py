@@ -1,14 +1,15 @@
-"""The colour scales of the figures, computed rather than copied: lightness is linear in the value.
+"""The colour scales of every picture, on the page, in files and in notebooks, computed rather than copied.
 
-Each scale runs through OKLCH stops (Ottosson 2020, "A perceptual color space for image processing") whose
-lightness rises or falls by equal steps. So the order and the size of the values also show to a reader who
-sees no hue at all, and in a print in black and white.
+Lightness is linear in the value. Each scale runs through OKLCH stops (Ottosson 2020, "A perceptual color
+space for image processing") whose lightness rises or falls by equal steps. So the order and the size of the
+values also show to a reader who sees no hue at all, and in a print in black and white.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 
 STEPS = 256
@@ -37,9 +38,14 @@ class Scale:
                 return oklch_to_rgb(self.lightness(position), chroma, hue)
         return oklch_to_rgb(self.lightness(1.0), *self.stops[-1][1:])
 
+    @cached_property
+    def colours(self) -> tuple[tuple[int, int, int], ...]:
+        """All colours of the scale in order, (red, green, blue) from 0 to 255."""
+        return tuple(self.rgb(i / (STEPS - 1)) for i in range(STEPS))
+
     def hex_table(self) -> str:
-        """All colours as one string, six hexadecimal digits each."""
-        return "".join("{:02x}{:02x}{:02x}".format(*self.rgb(i / (STEPS - 1))) for i in range(STEPS))
+        """The same as one string, six hexadecimal digits each."""
+        return "".join("{:02x}{:02x}{:02x}".format(*colour) for colour in self.colours)
 
 
 def oklch_to_rgb(lightness: float, chroma: float, hue: float) -> tuple[int, int, int]:

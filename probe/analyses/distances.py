@@ -1,0 +1,165 @@
+"""How far each head looks, on average."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from probe.analyses.asking import analysis
+from probe.analyses.attend import watched_origin
+from probe.analyses.compare import Comparison
+from probe.analyses.result import Origin, Result, columns_of
+from probe.display.data import Sheet, Table, heads_panel
+from probe.display.nonfinite import nonfinite
+from probe.models.loading import Model, resolve
+from probe.running.capture import watch
+from probe.running.inputs import encode_for
+from probe.running.tokens import Encoding, Text
+
+
+@dataclass(frozen=True)
+class HeadDistance:
+    """How far one head looks on one text, in tokens.
+
+    Attributes
+    ----------
+    layer, head : counted from 0.
+    distance : the mean distance of a key from its query, each pair counted by its weight; None where the
+        weights are no numbers.
+    uniform : what it would be if each query looked at all keys it may see alike.
+    """
+
+    layer: int
+    head: int
+    distance: float | None
+    uniform: float
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class HeadDistances(Result, what="distances"):
+    """How far each head of a model looks on one text. Made by ``distances``; printing it shows a table.
+
+    Attributes
+    ----------
+    text, tokens, truncated : as in a ``Run``.
+    heads : in the order of layers.
+    notice : a sentence where weights are no numbers, so that there is nothing to measure; else None.
+    """
+
+    also_in_dict = ("summary",)
+
+    text: Text
+    tokens: tuple[str, ...]
+    truncated: str | None
+    heads: tuple[HeadDistance, ...]
+    notice: str | None
+
+    @property
+    def ranked(self) -> tuple[HeadDistance, ...]:
+        """The heads, the one that looks farthest first; those without a distance at the end."""
+        return tuple(sorted(self.heads, key=lambda one: -1.0 if one.distance is None else -one.distance))
+
+    @property
+    def summary(self) -> str:
+        """The two ends, in one line."""
+        if self.notice:
+            return self.notice
+        farthest, nearest = self.ranked[0], self.ranked[-1]
+        return (
+            f"{self.model_name} ({self.source}), {len(self.tokens)} tokens: layer {farthest.layer}, head "
+            f"{farthest.head} looks farthest, {farthest.distance:.2f} tokens on average, and layer "
+            f"{nearest.layer}, head {nearest.head} nearest, {nearest.distance:.2f}."
+        )
+
+    def table(self) -> Table:
+        """A row for each head, in the order of layers."""
+        return Table(columns_of(self.heads, ("layer", "head", "distance", "uniform")))
+
+    def printed(self) -> tuple[Table, ...]:
+        """The heads, the one that looks farthest first."""
+        columns = columns_of(
+            self.ranked, ("layer", "head", "distance", "uniform"), distance=".3f", uniform=".3f"
+        )
+        note = (
+            "distance: mean distance of a key from its query in tokens, each pair counted by its weight "
+            "(Vig and Belinkov 2019). uniform: the same if each query looked at all its keys alike."
+        )
+        return (Table(columns, notes=(note,)),)
+
+    def _sheet(self) -> Sheet:
+        """A row for each layer, a column for each head."""
+        panel = heads_panel(
+            "distance",
+            {(one.layer, one.head): one.distance for one in self.heads},
+            "in tokens, each pair of query and key counted by its weight",
+            up_to_one=False,
+        )
+        return Sheet(f"{self.model_name} ({self.source}), how far each head looks", (panel,), (self.summary,))
+
+
+@analysis(HeadDistances, command="distances")
+def distances(model: Model | str, text: Text, *, truncate: bool = False) -> HeadDistances:
+    """Run a model once on a text and say how far each of its heads looks. No map is kept.
+
+    The distance of a head is the sum of its weights times how many tokens each key is away from its query,
+    divided by the sum of its weights.
+
+    Parameters
+    ----------
+    text : a text, or (first, second) for a model that takes sentence pairs.
+    truncate : cut a text that is longer than the model's positions; the result then says so.
+
+    Raises
+    ------
+    ProbeError
+        If there is no such model or the text can't be taken.
+
+    References
+    ----------
+    Vig and Belinkov 2019, "Analyzing the Structure of Attention in a Transformer Language Model", on
+    attention distance. Queries that see themselves alone count there, and here, with a distance of 0;
+    ``measure_heads`` leaves them out.
+
+    Examples
+    --------
+    >>> distances("gpt2", "The cat sat on the mat.").heads[0].distance  # doctest: +SKIP
+    """
+    model = resolve(model)
+    encoding = encode_for(model, text, truncate=truncate)
+    layers: list[list[HeadDistance]] = []
+    watch(model, encoding, lambda *seen: layers.append(_of_layer(*seen)))
+    return _distances(watched_origin(model), encoding, layers)
+
+
+def distances_of(comparison: Comparison) -> HeadDistances:
+    """``distances`` for a run that has been made already."""
+    layers = [_of_layer(*seen) for seen in comparison.layers()]
+    return _distances(comparison.origin, comparison.encoding, layers)
+
+
+def weighted_distance(weights: Tensor) -> Tensor:
+    """(..., T, T) [query, key] -> (...): the distance of a key from its query, each pair by its weight."""
+    weights = weights.cpu().double()
+    position = torch.arange(weights.shape[-1], dtype=torch.float64)
+    far = (position[:, None] - position).abs()
+    return (weights * far).sum((-2, -1)) / weights.sum((-2, -1))
+
+
+def _of_layer(layer: int, weights: Tensor, allowed: Tensor | None) -> list[HeadDistance]:
+    """A layer's heads, from their maps and masks: (H, T, T)."""
+    alike = torch.ones_like(weights[0]) if allowed is None else allowed.double()
+    uniform = weighted_distance(alike / alike.sum(-1, keepdim=True).clamp_min(1.0))
+    found, otherwise = weighted_distance(weights).tolist(), uniform.expand(len(weights)).tolist()
+    return [
+        HeadDistance(layer, head, distance if torch.isfinite(weights[head]).all() else None, even)
+        for head, (distance, even) in enumerate(zip(found, otherwise, strict=True))
+    ]
+
+
+def _distances(origin: Origin, encoding: Encoding, layers: list[list[HeadDistance]]) -> HeadDistances:
+    heads = tuple(one for layer in layers for one in layer)
+    known = [one.distance for one in heads]
+    notice = nonfinite(origin.model, [float("nan")]) if None in known else None
+    return HeadDistances(encoding.text, encoding.tokens, encoding.truncated, heads, notice, origin=origin)
