@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import wait
-from dataclasses import astuple, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
+from urllib.parse import parse_qsl
 
 import gradio as gr
 
 import probe
 from probe.models.hub import arrived
 from probe.ui import downloads, endpoints, limits, links, widgets
-from probe.ui.bertviz_view import Bertviz
-from probe.ui.compare import AVERAGES, Compare
-from probe.ui.effect import Effect
 from probe.ui.figure import grouping
 from probe.ui.header import EXAMPLES, Header, verdict
-from probe.ui.heads import Heads
-from probe.ui.learn import Learn
-from probe.ui.masks import Masks
-from probe.ui.sentences import Sentences
-from probe.ui.source_target import SourceTarget
-from probe.ui.state import STORE, Asked, Focus, Options, Screen, Session, look
-from probe.ui.steps import Steps
-from probe.ui.verify import Verify, read_file, stopped
+from probe.ui.screen import Screen, look
+from probe.ui.state import PARAMS, Asked, Focus, Options, Session
+from probe.ui.store import STORE
+from probe.ui.views import VIEWS
+from probe.ui.views.view import View
 
 # Runs of a model take turns; looking at another layer or head of a kept result does not wait for them. Looks
 # take turns too, so that answers come in the order of the questions and the newest one stays on the page.
@@ -40,6 +35,14 @@ _LOOK: dict[str, Any] = {
     **_LAST,
 }
 
+_LOAD: dict[str, Any] = {
+    "show_progress": "hidden",
+    "api_visibility": "private",
+    "concurrency_id": "load",
+    "concurrency_limit": 4,
+    "trigger_mode": "multiple",  # after giving up, the page takes the first for unfinished
+}
+
 # Which view is in sight, once the page has drawn it. Gradio also says that the first view is selected when
 # the page appears, and on a slow machine does so after the view that the address asks for has been opened.
 _IN_SIGHT = """async () => {
@@ -49,7 +52,7 @@ _IN_SIGHT = """async () => {
 
 
 class Page:
-    """The components and the functions behind their events."""
+    """The components, and the functions behind their events."""
 
     def __init__(self) -> None:
         self.session = gr.State(Session())
@@ -57,45 +60,27 @@ class Page:
         # Both live in the browser: which view is in sight, and which one the last answer filled. The latter
         # is empty until ``open`` has answered: what the page sends before that are the first values of its
         # controls, not those that the address asks for.
-        self.view = gr.Textbox("compare", visible=False)
+        self.view = gr.Textbox(VIEWS[0].id, visible=False)
         self.filled_view = gr.Textbox("", visible=False)
+        # The address that Back or Forward has gone to.
+        self.address = gr.Textbox("", visible="hidden", elem_id="gone-to")
         self.header = Header()
         with gr.Tabs(elem_id="views", overflow_behavior="wrap") as self.tabs:
-            self.compare, self.masks, self.steps, self.verify = Compare(), Masks(), Steps(), Verify()
-            self.all_heads, self.sentences, self.effect = Heads(), Sentences(), Effect()
-            self.bertviz, self.pair, learn = Bertviz(), SourceTarget(), Learn()
-        first = self.compare, self.masks, self.steps, self.verify
-        self.asking = self.sentences, self.all_heads, self.effect, self.bertviz, self.pair
-        self.views: tuple[Any, ...] = (
-            *first,
-            self.all_heads,
-            self.sentences,
-            self.effect,
-            self.bertviz,
-            self.pair,
-            learn,
-        )
+            self.views = [view() for view in VIEWS]
         self.ids = tuple(view.id for view in self.views if view.tab.visible)
+        self.of_cells = next(view.id for view in self.views if view.opens_cells)
         self.downloads = widgets.widget("downloads")
         self.download = widgets.widget("download"), widgets.widget("download-progress")
         self.share = widgets.widget("share")
         halves = self.header.halves
         self.heads = [slider for half in halves for slider in (half.layer, half.head)]
-        self.options: list[Any] = [
-            self.header.hide_special,
-            self.header.words,
-            self.compare.average,
-            self.masks.whole_model,
-        ]
-        # In the order of the fields of ``Asked``.
-        self.asked: list[Any] = [
-            *self.sentences.texts,
-            *self.all_heads.words,
-            self.effect.how,
-            self.effect.heads,
-            self.bertviz.kind,
-            *self.pair.controls,
-        ]
+        self.options: list[Any] = [self.header.hide_special, self.header.words]
+        by_name = {
+            param.name: control
+            for view in self.views
+            for param, control in zip(view.params, view.controls, strict=True)
+        }
+        self.asked = [by_name[name] for name in PARAMS]
         self.typed = [
             self.header.sentence,
             self.header.second,
@@ -114,40 +99,55 @@ class Page:
             self.drawn,
             self.filled_view,
         ]
+        self.marking = [*self.heads, self.view, self.tabs, *self.shown]
+        self.ran = [*self.heads, self.header.verdict, *self.shown]
 
     # ---- from inputs to a screen, from a screen to outputs
 
     def screen(self, session: Session, focus: Focus, view: str, *rest: Any) -> Screen:
         """The screen that the values of ``self.looked`` describe."""
-        heads, (hide, words, average, whole), asked = rest[:4], rest[4:8], rest[8:]
-        halves = [
-            look(session, slot, heads[2 * slot], heads[2 * slot + 1], focus.queries[slot]) for slot in (0, 1)
-        ]
-        options = Options(bool(hide), bool(words), average if average in AVERAGES else "head", bool(whole))
-        return Screen(
-            session,
-            (halves[0], halves[1]),
-            focus,
-            options,
-            view if view in self.ids else self.ids[0],
-            Asked.of(asked),
-        )
+        return self.screen_of(session, focus, view, rest[:4], rest[4:6], Asked.of(rest[6:]))
 
     def as_drawn(self, *kept: Any) -> Screen:
         """The screen as it was filled last, from the values of ``self.kept``."""
-        *place, asked = kept
-        return self.screen(*place, *astuple(asked))
+        session, focus, view, *rest, asked = kept
+        return self.screen_of(session, focus, view, rest[:4], rest[4:], asked)
+
+    def screen_of(
+        self,
+        session: Session,
+        focus: Focus,
+        view: str,
+        heads: Sequence[Any],
+        options: Sequence[Any],
+        asked: Asked,
+    ) -> Screen:
+        halves = [
+            look(session, slot, heads[2 * slot], heads[2 * slot + 1], focus.queries[slot]) for slot in (0, 1)
+        ]
+        hide, words = options
+        view = view if view in self.ids else self.ids[0]
+        return Screen(session, (halves[0], halves[1]), focus, Options(bool(hide), bool(words)), view, asked)
+
+    def in_sight(self, screen: Screen) -> View:
+        """The view in sight."""
+        return next(view for view in self.views if view.id == screen.view)
 
     def filled(self, screen: Screen) -> list[Any]:
         """Values for ``self.shown``: only the view in sight is filled, the others when they are opened."""
         values: list[Any] = []
         for view in self.views:
             values += view.render(screen) if view.id == screen.view else [gr.skip()] * len(view.outputs)
-        return [*values, downloads.listing(screen), self.shared(screen), screen.asked, screen.view]
+        return [*values, self.listed(screen), self.shared(screen), screen.asked, screen.view]
+
+    def listed(self, screen: Screen) -> dict[str, Any]:
+        """The value of ``self.downloads``."""
+        return downloads.listing(list(self.in_sight(screen).offers(screen)))
 
     def shared(self, screen: Screen) -> dict[str, Any]:
         """The value of ``self.share``."""
-        return widgets.share(links.query(screen), links.python(screen), links.left_out(screen))
+        lines = self.in_sight(screen).python(screen)
+        return widgets.share(links.query(screen), lines, links.left_out(screen))
 
     def everything(self, screen: Screen) -> list[Any]:
         """Values for the sliders, with their ranges, the verdict and ``self.shown``."""
@@ -162,19 +162,18 @@ class Page:
 
     def open(self, request: gr.Request) -> list[Any]:
         """The page was opened: show what its address asks for."""
-        place = links.read(dict(request.query_params), self.ids)
-        options, asked = place.options, astuple(place.asked)
-        screen = self.screen(
-            place.session,
-            Focus(place.queries, place.slot),
-            place.view,
-            *(number for pair in place.heads for number in pair),
-            options.hide_special,
-            options.words,
-            options.average,
-            options.whole_model,
-            *asked,
-        )
+        return self.at(dict(request.query_params))
+
+    def go(self, address: str) -> list[Any]:
+        """Back or Forward has gone to an address: show what it asks for."""
+        return self.at(dict(parse_qsl(address.removeprefix("?"), keep_blank_values=True)))
+
+    def at(self, params: dict[str, str]) -> list[Any]:
+        """Values for everything, from an address."""
+        asks = links.read(params, self.ids)
+        options = asks.options.hide_special, asks.options.words
+        heads = [number for pair in asks.heads for number in pair]
+        screen = self.screen_of(asks.session, asks.focus, asks.view, heads, options, asks.asked)
         return [
             screen.session,
             screen.focus,
@@ -184,11 +183,8 @@ class Page:
             screen.session.second,
             *screen.session.models,
             screen.session.truncate,
-            options.hide_special,
-            options.words,
-            options.average,
-            options.whole_model,
-            *asked,
+            *options,
+            *asks.asked.values,
             *self.everything(screen),
         ]
 
@@ -271,7 +267,7 @@ class Page:
                 shown = self.nothing()
                 shown[self.shown.index(self.share)] = self.shared(screen)
                 return [focus, gr.skip(), gr.skip(), *shown]
-            screen = replace(screen, view=self.steps.id)
+            screen = replace(screen, view=self.of_cells)
             return [focus, screen.view, gr.Tabs(selected=screen.view), *self.filled(screen)]
 
         return pick
@@ -284,17 +280,21 @@ class Page:
             focus = focus.chose(focus.slot, event._data["query"])
         return [focus, *self.filled(self.screen(session, focus, *place))]
 
-    def choose_pair_head(self, event: gr.EventData, *looked: Any) -> list[Any]:
-        """A cell of the layer x head picture of "Source and target" was chosen."""
-        values, chosen = list(looked), (event._data["row"], event._data["col"])
-        for slider, value in zip((self.pair.layer, self.pair.head), chosen, strict=True):
-            values[self.looked.index(slider)] = value
-        return [*chosen, *self.filled(self.screen(*values))]
+    def chosen(self, controls: Sequence[Any]) -> Callable[..., list[Any]]:
+        """What happens when a cell becomes the values of two controls of a view."""
+
+        def chosen(event: gr.EventData, *looked: Any) -> list[Any]:
+            values, cell = list(looked), (event._data["row"], event._data["col"])
+            for control, value in zip(controls, cell, strict=True):
+                values[self.looked.index(control)] = value
+            return [*cell, *self.filled(self.screen(*values))]
+
+        return chosen
 
     def tell(self, *kept: Any) -> list[Any]:
         """What there is to take along, once a view that draws by itself has its result."""
         screen = self.as_drawn(*kept)
-        return [downloads.listing(screen), self.shared(screen)]
+        return [self.listed(screen), self.shared(screen)]
 
     def choose_head(self, slot: int) -> Callable[..., list[Any]]:
         """What happens when a cell of a layer x head picture is chosen: the first view shows that head."""
@@ -304,7 +304,7 @@ class Page:
         ) -> list[Any]:
             heads = list(place[:4])
             heads[2 * slot : 2 * slot + 2] = event._data["row"], event._data["col"]
-            screen = self.screen(session, focus, self.compare.id, *heads, *place[4:])
+            screen = self.screen(session, focus, VIEWS[0].id, *heads, *place[4:])
             return [*heads, screen.view, gr.Tabs(selected=screen.view), *self.filled(screen)]
 
         return choose_head
@@ -315,105 +315,82 @@ class Page:
         """A head was marked in a view of all heads: the sliders go there, ``open`` opens the first view."""
         heads = list(place[:4])
         heads[2 * focus.slot : 2 * focus.slot + 2] = event._data["row"], event._data["col"]
-        view = self.compare.id if event._data.get("open") else view
+        view = VIEWS[0].id if event._data.get("open") else view
         screen = self.screen(session, focus, view, *heads, *place[4:])
         return [*heads, screen.view, gr.Tabs(selected=screen.view), *self.filled(screen)]
 
     def save(self, event: gr.EventData, *kept: Any) -> Iterator[list[Any]]:
         """A file was asked for."""
-        asked = event._data.get("key"), event._data.get("format")
-        yield from map(list, downloads.answer(self.as_drawn(*kept), *asked))
+        screen = self.as_drawn(*kept)
+        offers, asked = list(self.in_sight(screen).offers(screen)), event._data
+        answers = downloads.answer(offers, screen.options, asked.get("key"), asked.get("format"))
+        yield from map(list, answers)
+
+    # ---- what the page does for its views; see ``View``
+
+    def asks(self, *events: Any) -> None:
+        gr.on([*events], self.move, [self.filled_view, *self.looked], self.shown, **_LOOK)
+
+    def opens_steps(self, figure: gr.HTML, slot: int) -> None:
+        figure.select(self.pick(slot), self.kept, [self.focus, self.view, self.tabs, *self.shown], **_LOOK)
+
+    def turns(self, component: gr.HTML) -> None:
+        component.select(self.step, self.looked, [self.focus, *self.shown], **_LOOK)
+
+    def marks_heads(self, component: gr.HTML) -> None:
+        component.select(self.mark_head, self.looked, self.marking, **_LOOK)
+
+    def opens_heads(self, figure: gr.HTML, slot: int) -> None:
+        figure.select(self.choose_head(slot), self.looked, self.marking, **_LOOK)
+
+    def chooses(self, component: gr.HTML, controls: list[Any]) -> None:
+        component.select(self.chosen(controls), self.looked, [*controls, *self.shown], **_LOOK)
+
+    def told(self, event: Callable[..., Any]) -> None:
+        event(self.tell, self.kept, [self.downloads, self.share], **_LOOK)
+
+    def loads(self, begins: list[Callable[..., Any]], names: list[Any], said: list[Any]) -> list[Any]:
+        loading = [begin(self.load, names, said, **_LOAD) for begin in begins]
+        for one in loading:
+            one.success(self.move, [self.filled_view, *self.looked], self.shown, **_LOOK)
+        return loading
+
+    # ---- its own events
 
     def listen(self, demo: gr.Blocks) -> None:
         """Bind the functions to the components."""
         header, state = self.header, [self.session, self.focus]
         typed = [*self.typed, self.focus, *self.looked[2:]]
-        ran = [*self.heads, header.verdict, *self.shown]
-        opened = [*state, self.view, self.tabs, *self.typed, *self.options, *self.asked, *ran]
+        opened = [*state, self.view, self.tabs, *self.typed, *self.options, *self.asked, *self.ran]
         busy: dict[str, Any] = {"show_progress": "minimal", "show_progress_on": [header.verdict]}
+        again = [self.filled_view, *self.looked]
         demo.load(self.open, None, opened, show_progress="hidden", **_RUN)
-        look_again = [self.filled_view, *self.looked]
-        ran_again = gr.on(
-            [
-                header.sentence.submit,
-                header.second.submit,
-                header.run.click,
-                header.truncate.input,
-            ],
-            self.run,
-            typed,
-            [*state, *ran],
-            **busy,
-            **_RUN,
-            **_LAST,
-        )
+        self.address.input(self.go, self.address, opened, show_progress="hidden", **_RUN, **_LAST)
+
+        def run_on(
+            begin: Callable[..., Any], function: Callable[..., Any], inputs: list[Any], *more: Any
+        ) -> None:
+            ran = begin(function, inputs, [*more, *state, *self.ran], **busy, **_RUN, **_LAST)
+            # Whoever opened another view in the meantime sees the new sentence there.
+            ran.then(self.turn, again, self.shown, **_LOOK)
+
+        asks_anew = [header.sentence.submit, header.second.submit, header.run.click, header.truncate.input]
+        run_on(partial(gr.on, asks_anew), self.run, typed)
+        for button, (_, text) in zip(header.examples, EXAMPLES, strict=True):
+            run_on(button.click, partial(self.example, text), typed[1:], header.sentence)
         models = [half.model for half in header.halves]
-        loads: dict[str, Any] = {
-            "show_progress": "hidden",
-            "api_visibility": "private",
-            "concurrency_id": "load",
-            "concurrency_limit": 4,
-            "trigger_mode": "multiple",  # after giving up, the page takes the first for unfinished
-        }
-        loading = gr.on(
-            [model.input for model in models], self.load, models, [header.verdict, header.give_up], **loads
-        )
-        loaded = loading.success(self.run, typed, [*state, *ran], **busy, **_RUN, **_LAST)
-        loaded.then(self.turn, look_again, self.shown, **_LOOK)
+        told = [header.verdict, header.give_up]
+        loading = gr.on([model.input for model in models], self.load, models, told, **_LOAD)
+        run_on(loading.success, self.run, typed)
         # First cancel, then say so: what was on its way would otherwise come last and stay.
         given_up = header.give_up.click(None, cancels=[loading], api_visibility="private")
-        given_up.then(self.give_up, self.looked, [*models, header.verdict, header.give_up], **_LOOK)
-        pair = self.pair
-        filled_in = pair.example.click(
-            pair.filled_in, None, [pair.model, *pair.texts], api_visibility="private", show_progress="hidden"
-        )
-        told = [pair.verdict, pair.give_up]
-        pair_loads = [
-            begin(self.load, pair.model, told, **loads) for begin in (pair.model.input, filled_in.then)
-        ]
-        for pair_load in pair_loads:
-            pair_load.success(self.move, look_again, self.shown, **_LOOK)
-        left = pair.give_up.click(None, cancels=pair_loads, api_visibility="private")
-        left.then(pair.given_up, pair.place, [pair.model, *told], **_LOOK)
-        pair.drawn.then(self.tell, self.kept, [self.downloads, self.share], **_LOOK)
-        pair.errors.select(self.choose_pair_head, self.looked, [pair.layer, pair.head, *self.shown], **_LOOK)
-        # Whoever opened another view in the meantime sees the new sentence there.
-        ran_again.then(self.turn, look_again, self.shown, **_LOOK)
-        for button, (_, text) in zip(header.examples, EXAMPLES, strict=True):
-            chosen = button.click(
-                partial(self.example, text),
-                typed[1:],
-                [header.sentence, *state, *ran],
-                **busy,
-                **_RUN,
-                **_LAST,
-            )
-            chosen.then(self.turn, look_again, self.shown, **_LOOK)
-        gr.on(
-            [
-                *(control.input for control in (*self.heads, *self.options)),
-                *(ask for view in self.asking for ask in view.asks),
-            ],
-            self.move,
-            look_again,
-            self.shown,
-            **_LOOK,
-        )
+        given_up.then(self.give_up, self.looked, [*models, *told], **_LOOK)
+        self.asks(*(control.input for control in (*self.heads, *self.options)))
         for view in self.views:
             # The name of the view is set in the browser at once, so that a run started now is shown there.
             selected = view.tab.select(None, None, self.view, js=_IN_SIGHT)
-            selected.then(self.turn, look_again, self.shown, **_LOOK)
-        for slot in (0, 1):
-            for figure in (self.compare.figures[slot], self.masks.figures[slot]):
-                figure.select(
-                    self.pick(slot), self.kept, [self.focus, self.view, self.tabs, *self.shown], **_LOOK
-                )
-            self.verify.figures[slot].select(
-                self.choose_head(slot),
-                self.looked,
-                [*self.heads, self.view, self.tabs, *self.shown],
-                **_LOOK,
-            )
+            selected.then(self.turn, again, self.shown, **_LOOK)
+            view.listen(self)
         saved = self.downloads.select(
             self.save,
             self.kept,
@@ -424,27 +401,6 @@ class Page:
         )
         # Gradio keeps what it has sent to a visitor; not a file that the visitor has.
         saved.then(lambda: None, None, self.download[0], api_visibility="private", show_progress="hidden")
-        verify = self.verify
-        verify.upload.upload(read_file, verify.upload, verify.texts, api_visibility="private")
-        checking = verify.start.click(
-            verify.check,
-            [self.session, verify.texts, verify.dtype],
-            verify.batch_outputs,
-            show_progress="hidden",
-            api_visibility="private",
-            concurrency_id="check",
-            concurrency_limit=1,
-            trigger_mode="multiple",
-        )
-        stop = verify.stop.click(None, cancels=[checking], api_visibility="private")
-        stop.then(stopped, None, verify.progress, **_LOOK)
-        choosers = self.all_heads.models, self.sentences.models, self.effect.models
-        for chooser in (self.steps.trace, *choosers):
-            chooser.select(self.step, self.looked, [self.focus, *self.shown], **_LOOK)
-        all_heads = self.all_heads.maps, self.all_heads.found, self.all_heads.measures
-        for ranked in (*all_heads, self.effect.ranking):
-            marking = [*self.heads, self.view, self.tabs, *self.shown]
-            ranked.select(self.mark_head, self.looked, marking, **_LOOK)
 
 
 def _position(pieces: tuple[tuple[int, int], ...], group: Any) -> int | None:

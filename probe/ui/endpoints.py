@@ -14,8 +14,8 @@ import probe
 from probe.analyses.asking import asked, first_line, parameter_docs
 from probe.analyses.result import RESULTS, Result
 from probe.ui import limits
-from probe.ui.state import STORE, explain
-from probe.ui.verify import DTYPES
+from probe.ui.store import STORE, explain
+from probe.ui.views.verify import DTYPES
 
 Answer = TypeVar("Answer")
 

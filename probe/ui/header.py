@@ -9,7 +9,8 @@ import gradio as gr
 from probe import Comparison
 from probe.models.names import available
 from probe.ui import limits, widgets
-from probe.ui.state import DEFAULT_HEADS, DEFAULT_MODELS, DEFAULT_TEXT, Half, Screen
+from probe.ui.screen import Half, Screen
+from probe.ui.state import DEFAULT_HEADS, DEFAULT_MODELS, DEFAULT_TEXT
 
 EXAMPLES = (
     ("trophy and suitcase", DEFAULT_TEXT),

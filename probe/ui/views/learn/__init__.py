@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import gradio as gr
 
+from attention.examples import DRAW_A_MAP, THE_CAT_SAT_ON
 from probe.ui.figure import figure_component
-from probe.ui.learn import blocks, heads, layers, looking
-from probe.ui.learn.chapter import Chapter, Field
-from probe.ui.state import Screen, explain
+from probe.ui.offers import Offered, WorkedExample, slug
+from probe.ui.screen import Screen
+from probe.ui.store import explain
+from probe.ui.views.learn import blocks, heads, layers, looking
+from probe.ui.views.learn.chapter import Chapter, Field
+from probe.ui.views.view import View
 
-ID, LABEL = "learn", "Learn"
+ID = "learn"
 CHAPTERS: tuple[Chapter, ...] = (*looking.CHAPTERS, *layers.CHAPTERS, *heads.CHAPTERS)
 TITLES = [f"{i} {chapter.title}" for i, chapter in enumerate(CHAPTERS, 1)]
 
-_STYLE = (Path(__file__).parent.parent / "assets" / "learn.css").read_text(encoding="utf-8")
+_STYLE = (Path(__file__).parents[2] / "assets" / "learn.css").read_text(encoding="utf-8")
 _LEAD = f"""
 <style>{_STYLE}</style>
 <p class="lead">Attention in {len(CHAPTERS)} steps, about twenty minutes. Every number is computed by this
@@ -103,13 +108,13 @@ def _problem(sentence: str) -> str:
     return f'<p class="ln-problem" role="alert">{escape(sentence)}</p>'
 
 
-class Learn:
+class Learn(View):
     """The view: one chapter in sight, the others made when they are opened."""
 
-    id = ID
+    id, label = ID, "Learn"
 
     def __init__(self) -> None:
-        with gr.Tab(LABEL, id=ID, elem_id=f"tab-{ID}") as self.tab:
+        with gr.Tab(self.label, id=self.id, elem_id=f"tab-{self.id}") as self.tab:
             gr.HTML(_LEAD, apply_default_css=False)
             self.step = gr.Radio(
                 TITLES,
@@ -168,3 +173,13 @@ class Learn:
     def render(self, screen: Screen) -> list[Any]:
         """Nothing here depends on the text or the models above."""
         return []
+
+    def offers(self, screen: Screen) -> Iterator[Offered]:
+        """The two worked examples as workbooks that compute."""
+        for what, example in (("draw a map", DRAW_A_MAP), ("The cat sat on", THE_CAT_SAT_ON)):
+            name = slug(what.lower())
+            yield WorkedExample(name, f'worked example "{what}"', name, example)
+
+    def python(self, screen: Screen) -> str:
+        """Its examples are its own, and of no model."""
+        return ""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from attention import causal_mask
 from attention.examples import DRAW_A_MAP, THE_CAT_SAT_ON
 from probe.errors import ProbeError
-from probe.ui.learn import lessons
-from probe.ui.learn.blocks import (
+from probe.ui.views.learn import lessons
+from probe.ui.views.learn.blocks import (
     Line,
     chart,
     heading,
@@ -18,8 +18,8 @@ from probe.ui.learn.blocks import (
     table,
     tiny,
 )
-from probe.ui.learn.chapter import Chapter, Field, Shown, heatmap
-from probe.ui.learn.looking import ENCODINGS
+from probe.ui.views.learn.chapter import Chapter, Field, Shown, heatmap
+from probe.ui.views.learn.looking import ENCODINGS
 
 # Not worked out anywhere: what stands here is forbidden, and must not matter.
 _FUTURE = ((0.5, 1.1, 0.2), (1.3, 0.4), (0.9,))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from attention.examples import DRAW_A_MAP, GPT2_SMALL, GPT2_XL, GPT2Size
-from probe.ui.learn import lessons
-from probe.ui.learn.blocks import matrix, says, side_by_side, table, tiny
-from probe.ui.learn.chapter import Chapter, Field, Shown, heatmap
-from probe.ui.learn.looking import ENCODINGS
+from probe.ui.views.learn import lessons
+from probe.ui.views.learn.blocks import matrix, says, side_by_side, table, tiny
+from probe.ui.views.learn.chapter import Chapter, Field, Shown, heatmap
+from probe.ui.views.learn.looking import ENCODINGS
 
 _ENGLISH = "the 1 0.2\nsky 0.1 1.1\nis -1 0.2\nblue -0.2 -1"
 _SPANISH = "el 0.9 0.1\ncielo 0.2 1\nes -1.1 0.1\nazul -0.1 -1.2"

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import queue
+import re
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any, get_args
 
 import gradio as gr
@@ -13,14 +16,18 @@ import torch
 import probe
 from probe import Ablation, Comparison, Ranking
 from probe.analyses.ablate import How
+from probe.display.data import Axis, Panel, Sheet
 from probe.running.capture import check_heads
 from probe.ui import limits, widgets
-from probe.ui.compare import candidates
-from probe.ui.figure import Panel, figure_component, forbidden, message, token_figure
-from probe.ui.heads import models, no_ranking, ranking
-from probe.ui.state import Asked, Half, Place, Screen, explain
+from probe.ui.figure import figure_component, forbidden, message, token_figure
+from probe.ui.offers import Offered
+from probe.ui.screen import Half, Place, Screen
+from probe.ui.state import Asked, Param
+from probe.ui.store import explain
+from probe.ui.views.compare import candidates
+from probe.ui.views.heads import models, no_ranking, ranking
+from probe.ui.views.view import Page, View, cut_of, offer
 
-ID, LABEL = "effect", "Effect"
 HOW: dict[How, str] = {
     "zero": "switched off: zeros",
     "mean": "its mean over the tokens",
@@ -92,25 +99,22 @@ def describe(place: Place) -> dict[str, Any]:
         return message(comparison.model.name, explain(error), stamp)
     maps = torch.stack([comparison.from_model(layer, head) for layer, head in result.heads])
     several = len(result.heads) > 1
+    tokens, sheet = comparison.encoding.tokens, result.sheet()
+    assert sheet is not None
+    axes = Axis("query", tokens), Axis("key", tokens)
+    weights = Panel(
+        f"Mean weights of the {len(result.heads)} heads" if several else "The head's weights",
+        "weight",
+        maps.mean(0),
+        *axes,
+        note="as it is, before anything is changed",
+        masked=forbidden(comparison, result.heads),
+    )
+    moved = replace(sheet.panels[0], rows=axes[0])
     return token_figure(
-        comparison.model.name,
+        Sheet("", (weights, moved), sheet.captions),
         comparison.encoding,
-        [
-            Panel(
-                f"Mean weights of the {len(result.heads)} heads" if several else "The head's weights",
-                "weight",
-                maps.mean(0),
-                masked=forbidden(comparison, result.heads),
-                note="as it is, before anything is changed",
-            ),
-            Panel(
-                "Change of each token's last hidden state",
-                "hidden state",
-                result.hidden_change,
-                "bars",
-                note="relative to its length",
-            ),
-        ],
+        title=comparison.model.name,
         options=place.options,
         query=half.shown_query,
         subtitle=result.summary,
@@ -190,19 +194,22 @@ def listing(result: Ranking, unit: str, stamp: str) -> dict[str, Any]:
     )
 
 
-class Effect:
+class Effect(View):
     """The view's components, and what fills them."""
 
-    id = ID
+    id, label = "effect", "Effect"
+    params = (Param("how", "instead", "zero", tuple(HOW)), Param("heads", "heads", ""))
+    both = False
+    takes_apart = True
 
     def __init__(self) -> None:
-        with gr.Tab(LABEL, id=ID, elem_id=f"tab-{ID}") as self.tab:
+        with gr.Tab(self.label, id=self.id, elem_id=f"tab-{self.id}") as self.tab:
             gr.HTML(_LEAD, apply_default_css=False)
-            self.models = widgets.widget(f"{ID}-models")
+            self.models = widgets.widget(f"{self.id}-models")
             with gr.Row(elem_classes="hd-form", elem_id="effect-form"):
                 self.how = gr.Radio(
                     [(text, key) for key, text in HOW.items()],
-                    value=Asked.how,
+                    value=self.params[0].default,
                     label="What the heads give instead",
                     container=False,
                     scale=3,
@@ -220,19 +227,18 @@ class Effect:
                     scale=2,
                     elem_id="effect-heads",
                 )
-                change = gr.Button("Change", size="sm", scale=0, min_width=100, elem_id="effect-run")
-            self.figure = figure_component(f"{ID}-figure")
+                self.change = gr.Button("Change", size="sm", scale=0, min_width=100, elem_id="effect-run")
+            self.figure = figure_component(f"{self.id}-figure")
             gr.HTML('<h2 class="hd-heading">Which heads matter most here?</h2>', apply_default_css=False)
             with gr.Row(elem_classes="hd-form"):
                 self.rank = gr.Button("Rank all heads", size="sm", scale=0, min_width=140, elem_id="rank")
                 self.stop = gr.Button(
                     "Stop", size="sm", scale=0, min_width=80, visible=False, elem_id="rank-stop"
                 )
-            self.progress = widgets.widget(f"{ID}-progress")
-            self.ranking = widgets.widget(f"{ID}-ranking")
+            self.progress = widgets.widget(f"{self.id}-progress")
+            self.ranking = widgets.widget(f"{self.id}-ranking")
             self.place = widgets.watched_state()
             self.subject = widgets.watched_state()
-        self.asks = [change.click, self.heads.submit, self.how.input]
         private: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}
         self.place.change(
             self.draw,
@@ -266,6 +272,39 @@ class Effect:
         stale.then(lambda: [widgets.progress("", ""), no_ranking(), *_buttons(False)], None, shown, **private)
 
     @property
+    def controls(self) -> list[Any]:
+        return [self.how, self.heads]
+
+    def listen(self, page: Page) -> None:
+        page.asks(self.change.click, self.heads.submit, self.how.input)
+        page.turns(self.models)
+        page.marks_heads(self.ranking)
+
+    def offers_of(self, screen: Screen, half: Half) -> Iterator[Offered]:
+        assert half.comparison is not None
+        how = how_of(screen.asked)
+        try:
+            changed = chosen_heads(half, screen.asked)
+        except probe.ProbeError:
+            return
+        written = screen.asked.heads.strip() or f"{half.layer}.{half.head}"
+        model, text = half.comparison.model, half.comparison.encoding.text
+        make = partial(probe.ablate, model, text, changed, how, truncate=screen.session.truncate)
+        named = re.sub(r"[^0-9.]+", "-", written)[:60]
+        file = f"heads-{named}-{how.replace(' ', '-')}"
+        yield offer(half, Ablation, f"heads {written}: {HOW[how]}", file, make)
+
+    def lines(self, screen: Screen, half: Half) -> list[str]:
+        assert half.comparison is not None
+        text, how, cut = half.comparison.encoding.text, how_of(screen.asked), cut_of(screen)
+        rank = f"print(probe.rank_heads(model, {text!r}, {how!r}{cut}))"
+        try:
+            heads = chosen_heads(half, screen.asked)
+        except probe.ProbeError:
+            return [rank]
+        return [f"print(probe.ablate(model, {text!r}, {heads}, {how!r}{cut}))", rank]
+
+    @property
     def outputs(self) -> list[Any]:
         return [self.models, self.place, self.subject]
 
@@ -273,7 +312,7 @@ class Effect:
         asked = Asked(how=how_of(screen.asked), heads=screen.asked.heads)
         place = screen.place(asked)
         # A ranking is of all heads, however tokens are shown.
-        subject = Place(ID, place.session, place.slot, asked=Asked(how=asked.how))
+        subject = Place(self.id, place.session, place.slot, asked=Asked(how=asked.how))
         return [models(screen), place, subject]
 
     def draw(self, place: Place | None) -> dict[str, Any]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from attention.examples import DESSERTS, DRAW_A_MAP
 from probe.errors import ProbeError
-from probe.ui.learn import lessons
-from probe.ui.learn.blocks import (
+from probe.ui.views.learn import lessons
+from probe.ui.views.learn.blocks import (
     matrix,
     number,
     percent,
@@ -14,7 +14,7 @@ from probe.ui.learn.blocks import (
     table,
     tiny,
 )
-from probe.ui.learn.chapter import Chapter, Field, Shown, heatmap
+from probe.ui.views.learn.chapter import Chapter, Field, Shown, heatmap
 
 ENCODINGS = "\n".join(
     f"{word} {x:g} {y:g}" for word, (x, y) in zip(DRAW_A_MAP.tokens, DRAW_A_MAP.encodings, strict=True)

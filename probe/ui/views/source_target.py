@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,20 +11,17 @@ import torch
 
 import probe
 from probe import Comparison, Report, Run
-from probe.ui import bertviz_view, limits, verify, widgets
-from probe.ui.figure import (
-    badge,
-    both_and_difference,
-    figure_component,
-    forbidden,
-    grouping,
-    message,
-    token_figure,
-)
+from probe.analyses.result import Result
+from probe.ui import limits, widgets
+from probe.ui.figure import badge, figure_component, grouping, message, token_figure
 from probe.ui.header import verdict_lines
-from probe.ui.state import STORE, Asked, Place, Screen, Session, explain, within
+from probe.ui.offers import Offer, Offered, slug
+from probe.ui.screen import Place, Screen
+from probe.ui.state import Asked, Param, Session, within
+from probe.ui.store import STORE, explain
+from probe.ui.views import bertviz, verify
+from probe.ui.views.view import Page, View
 
-ID, LABEL = "source-target", "Source and target"
 KINDS = ("encoder", "decoder", "cross")
 EXAMPLE = "google-t5/t5-small"
 _KNOWN = (EXAMPLE, "Helsinki-NLP/opus-mt-en-de", "facebook/bart-base")
@@ -59,10 +56,9 @@ def possible() -> bool:
 
 def place_of(screen: Screen) -> Place:
     """What the view is to draw."""
-    names = "pair_model", "source", "target", "kind", "pair_layer", "pair_head", "pair_drawing"
-    asked = Asked(**{name: getattr(screen.asked, name) for name in names})
+    asked = screen.asked.only(*(param.name for param in SourceTarget.params))
     session = Session(truncate=screen.session.truncate)
-    return Place(ID, session, 0, options=screen.options.of_tokens, asked=asked)
+    return Place(SourceTarget.id, session, 0, options=screen.options, asked=asked)
 
 
 def settled(place: Place, model: probe.Model) -> Place:
@@ -72,7 +68,7 @@ def settled(place: Place, model: probe.Model) -> Place:
     heads = model.heads_of(kind)
     layer = within(asked.pair_layer, len(heads))
     head = within(asked.pair_head, heads[layer])
-    return replace(place, asked=replace(asked, kind=kind, pair_layer=layer, pair_head=head))
+    return replace(place, asked=asked.changed(kind=kind, pair_layer=layer, pair_head=head))
 
 
 def compared(place: Place) -> Comparison:
@@ -105,13 +101,12 @@ def picture(place: Place, comparison: Comparison) -> dict[str, Any]:
     asked, model = place.asked, comparison.model
     head = asked.pair_layer, asked.pair_head, asked.kind
     queries, keys = comparison.sides(asked.kind)
-    ours, theirs = comparison.from_scratch(*head), comparison.from_model(*head)
-    masked = forbidden(comparison, [head[:2]], asked.kind)
-    check = comparison.check(*head)
+    check, sheet = comparison.check(*head), comparison.only(*head).sheet()
+    assert sheet is not None
     return token_figure(
-        model.name,
+        sheet,
         queries,
-        both_and_difference(comparison.report, ours, theirs, masked),
+        title=model.name,
         options=place.options,
         query=_marked(queries.special),
         keys=None if queries is keys else keys,
@@ -120,7 +115,42 @@ def picture(place: Place, comparison: Comparison) -> dict[str, Any]:
         stamp=place.stamp(),
         label=f"Attention weights of {model.name}, {check.place}: from scratch, the model's own and their "
         "difference. Rows are queries, columns are keys.",
+        offer=head_offer(place, model),
     )
+
+
+def head_offer(place: Place, model: probe.Model) -> Offer:
+    """The chosen head's comparison, as a file."""
+    asked = place.asked
+    head = asked.pair_layer, asked.pair_head, asked.kind
+    what = f"{asked.kind} layer {asked.pair_layer}, head {asked.pair_head}"
+    file = f"{asked.kind}-layer-{asked.pair_layer}-head-{asked.pair_head}-comparison"
+    name = f"{slug(model.name)}-{file}"
+    return Offer(
+        f"pair {file}",
+        f"{model.name}, {what}",
+        Comparison,
+        name,
+        lambda: compared(place).only(*head),
+        model,
+    )
+
+
+def offers_at(place: Place) -> Iterator[Offered]:
+    """Of the model with an encoder and a decoder, once it is loaded."""
+    model = STORE.loaded(place.asked.pair_model.strip())
+    if model is None or not model.has_target:
+        return
+    yield head_offer(settled(place, model), model)
+    makers: dict[type[Result], tuple[str, Callable[[], Result]]] = {
+        Report: ("errors of all heads", lambda: compared(place).report),
+        Comparison: ("maps of all heads, twice", lambda: compared(place)),
+        Run: ("all heads", lambda: run(place)),
+    }
+    for kind, (what, make) in makers.items():
+        file = f"{slug(model.name)}-{kind.__name__.lower()}"
+        label, one = f"{model.name}, {what}", kind is Report
+        yield Offer(f"pair {what}", label, kind, file, make, model, one)
 
 
 def _marked(special: Sequence[bool]) -> int:
@@ -152,11 +182,11 @@ def of_kind(report: Report, kind: str) -> Report:
 def drawing(place: Place, comparison: Comparison) -> dict[str, Any]:
     """bertviz's drawing of the chosen kind, as data for its frame."""
     asked, model = place.asked, comparison.model
-    kind = asked.pair_drawing if asked.pair_drawing in bertviz_view.KINDS else Asked.pair_drawing
+    kind = asked.pair_drawing
     heads = model.heads_of(asked.kind)
     (_, rows), (_, columns) = (grouping(side, place.options) for side in comparison.sides(asked.kind))
     size = max(len(rows), len(columns))
-    chosen = bertviz_view.plan(kind, len(heads), max(heads), size, asked.pair_layer, 0)
+    chosen = bertviz.plan(kind, len(heads), max(heads), size, asked.pair_layer, 0)
     which = "all layers" if len(chosen.layers) == len(heads) else f"layer {chosen.layers[0]}"
     card = {
         "slot": 0,
@@ -188,7 +218,7 @@ def drawing(place: Place, comparison: Comparison) -> dict[str, Any]:
     )
     keys = list(columns.labels) if asked.kind == "cross" else None
     try:
-        card["drawing"] = bertviz_view.drawing(
+        card["drawing"] = bertviz.drawing(
             kind, maps, chosen.layers, asked.pair_layer, list(rows.labels), keys=keys
         )
     except Exception as error:
@@ -196,7 +226,7 @@ def drawing(place: Place, comparison: Comparison) -> dict[str, Any]:
     return {"kind": kind, "halves": [card]}
 
 
-def python(place: Place) -> str:
+def python_at(place: Place) -> str:
     """Lines that compute, with the toolkit, what the view shows."""
     model = STORE.loaded(place.asked.pair_model.strip())
     if model is None:
@@ -221,13 +251,23 @@ def python(place: Place) -> str:
 # ---- the view
 
 
-class SourceTarget:
+class SourceTarget(View):
     """The view's components, and what fills them."""
 
-    id = ID
+    id, label = "source-target", "Source and target"
+    params = (
+        Param("pair_model", "pair", ""),
+        Param("source", "source", "translate English to German: The house is wonderful."),
+        Param("target", "target", "Das Haus ist wunderbar."),
+        Param("kind", "kind", "cross", KINDS),
+        Param("pair_layer", "layer", 0),
+        Param("pair_head", "head", 0),
+        Param("pair_drawing", "drawn", "head", tuple(bertviz.KINDS)),
+    )
 
     def __init__(self) -> None:
-        with gr.Tab(LABEL, id=ID, elem_id=f"tab-{ID}", visible=possible()) as self.tab:
+        usual = Asked()
+        with gr.Tab(self.label, id=self.id, elem_id=f"tab-{self.id}", visible=possible()) as self.tab:
             gr.HTML(_LEAD, apply_default_css=False)
             with gr.Column(elem_classes="controls"):
                 with gr.Row(equal_height=False, elem_classes="pair-row"):
@@ -253,13 +293,13 @@ class SourceTarget:
                             min_width=260,
                             elem_id=f"pair-{label.lower()}",
                         )
-                        for label, text in (("Source", Asked.source), ("Target", Asked.target))
+                        for label, text in (("Source", usual.source), ("Target", usual.target))
                     ]
-                    start = gr.Button("Run", size="sm", scale=0, min_width=96, elem_id="pair-start")
+                    self.start = gr.Button("Run", size="sm", scale=0, min_width=96, elem_id="pair-start")
                 with gr.Row(elem_classes="pair-row"):
                     self.kind = gr.Radio(
                         _CHOICES,
-                        value=Asked.kind,
+                        value=usual.kind,
                         label="Kind of attention",
                         show_label=False,
                         container=False,
@@ -269,34 +309,27 @@ class SourceTarget:
                         elem_classes="choice",
                     )
                     self.layer, self.head = self._slider("Layer"), self._slider("Head")
-                self.verdict = widgets.widget(f"{ID}-verdict")
+                self.verdict = widgets.widget(f"{self.id}-verdict")
                 self.give_up = gr.Button("Give up loading", size="sm", visible=False, elem_id="pair-give-up")
-            self.maps = figure_component(ID)
+            self.maps = figure_component(self.id)
             with gr.Column(visible="hidden") as self.rest:
                 with gr.Row():
                     with gr.Column(min_width=320):
-                        self.errors = figure_component(f"{ID}-errors")
+                        self.errors = figure_component(f"{self.id}-errors")
                     with gr.Column(min_width=320):
-                        self.table = widgets.widget(f"{ID}-table")
+                        self.table = widgets.widget(f"{self.id}-table")
                 gr.HTML('<h2 class="hd-heading">The same in bertviz</h2>', apply_default_css=False)
                 self.drawing = gr.Radio(
-                    [(text, key) for key, text in bertviz_view.KINDS.items()],
-                    value=Asked.pair_drawing,
+                    [(text, key) for key, text in bertviz.KINDS.items()],
+                    value=usual.pair_drawing,
                     label="View",
                     show_label=False,
                     container=False,
                     elem_id="pair-drawing",
                     elem_classes="choice",
                 )
-                self.frames = bertviz_view.frames(f"{ID}-frames")
+                self.frames = bertviz.frames(f"{self.id}-frames")
             self.place = widgets.watched_state()
-        # In the order of the fields of ``Asked``.
-        self.controls = [self.model, *self.texts, self.kind, self.layer, self.head, self.drawing]
-        self.asks = [
-            start.click,
-            *(text.submit for text in self.texts),
-            *(control.input for control in (self.kind, self.layer, self.head, self.drawing)),
-        ]
         self.drawn = self.place.change(
             self.draw,
             self.place,
@@ -307,6 +340,31 @@ class SourceTarget:
             show_progress="hidden",
             trigger_mode="always_last",
         )
+
+    @property
+    def controls(self) -> list[Any]:
+        return [self.model, *self.texts, self.kind, self.layer, self.head, self.drawing]
+
+    def listen(self, page: Page) -> None:
+        page.asks(
+            self.start.click,
+            *(text.submit for text in self.texts),
+            *(control.input for control in (self.kind, self.layer, self.head, self.drawing)),
+        )
+        quiet: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}
+        filled_in = self.example.click(self.filled_in, None, [self.model, *self.texts], **quiet)
+        told = [self.verdict, self.give_up]
+        loading = page.loads([self.model.input, filled_in.then], [self.model], told)
+        left = self.give_up.click(None, cancels=loading, api_visibility="private")
+        left.then(self.given_up, self.place, [self.model, *told], **quiet)
+        page.told(self.drawn.then)
+        page.chooses(self.errors, [self.layer, self.head])
+
+    def offers(self, screen: Screen) -> Iterator[Offered]:
+        return offers_at(place_of(screen))
+
+    def python(self, screen: Screen) -> str:
+        return python_at(place_of(screen))
 
     @staticmethod
     def _slider(label: str) -> gr.Slider:
@@ -371,4 +429,4 @@ class SourceTarget:
     @staticmethod
     def filled_in() -> list[str]:
         """The example: a model, a source and a target."""
-        return [EXAMPLE, Asked.source, Asked.target]
+        return [EXAMPLE, Asked().source, Asked().target]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -17,14 +18,18 @@ import probe
 from probe.running.words import Words
 from probe.ui import widgets
 from probe.ui.figure import group_of, grouping
-from probe.ui.state import Asked, Half, Options, Screen, Session, digest, explain, look
+from probe.ui.offers import Offered
+from probe.ui.screen import Half, Screen, look
+from probe.ui.state import Options, Param, Session, digest
+from probe.ui.store import explain
+from probe.ui.views.compare import all_heads, comparison_lines
+from probe.ui.views.view import Page, View
 
-ID, LABEL = "bertviz", "bertviz"
 KINDS = {
     "head": "Head view: one layer, all its heads over each other",
     "model": "Model view: every head of every layer",
 }
-ASSETS = Path(__file__).parent / "assets" / "bertviz"
+ASSETS = Path(__file__).parents[1] / "assets" / "bertviz"
 REQUIRE = '<script src="https://cdnjs.cloudflare.com/ajax/libs/require.js/2.3.6/require.min.js"></script>'
 POLICY = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'"
 
@@ -318,27 +323,27 @@ class Place:
     kind: str
 
 
-class Bertviz:
+class Bertviz(View):
     """The view's components, and what fills them."""
 
-    id = ID
+    id, label = "bertviz", "bertviz"
+    params = (Param("drawing", "bertviz", "head", tuple(KINDS)),)
 
     def __init__(self) -> None:
-        with gr.Tab(LABEL, id=ID, elem_id=f"tab-{ID}") as self.tab:
+        with gr.Tab(self.label, id=self.id, elem_id=f"tab-{self.id}") as self.tab:
             gr.HTML(_LEAD, apply_default_css=False)
             self.kind = gr.Radio(
                 [(text, key) for key, text in KINDS.items()],
-                value=Asked.drawing,
+                value=self.params[0].default,
                 label="View",
                 show_label=False,
                 container=False,
                 elem_id="bertviz-kind",
                 elem_classes="choice",
             )
-            self.frames = frames(f"{ID}-frames")
+            self.frames = frames(f"{self.id}-frames")
             # A drawing can be a megabyte: it is sent for another text, layer or kind, not at every look.
             self.place = widgets.watched_state()
-        self.asks = [self.kind.input]
         self.place.change(
             self.draw,
             self.place,
@@ -351,14 +356,26 @@ class Bertviz:
         )
 
     @property
+    def controls(self) -> list[Any]:
+        return [self.kind]
+
+    def listen(self, page: Page) -> None:
+        page.asks(self.kind.input)
+
+    def offers_of(self, screen: Screen, half: Half) -> Iterator[Offered]:
+        yield all_heads(screen, half)
+
+    def lines(self, screen: Screen, half: Half) -> list[str]:
+        return comparison_lines(screen, half)
+
+    @property
     def outputs(self) -> list[Any]:
         return [self.place]
 
     def render(self, screen: Screen) -> list[Any]:
         first, second = screen.halves
-        kind = screen.asked.drawing if screen.asked.drawing in KINDS else Asked.drawing
         layers, queries = (first.layer, second.layer), (first.query, second.query)
-        return [Place(screen.session, layers, queries, screen.options.of_tokens, kind)]
+        return [Place(screen.session, layers, queries, screen.options, screen.asked.drawing)]
 
     def draw(self, place: Place | None) -> dict[str, Any] | None:
         """Both models' drawings, from the maps that are kept."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import gradio as gr
@@ -13,11 +14,15 @@ import torch
 import probe
 from probe import HeadCheck, Report
 from probe.analyses.checks.report import FROM_WEIGHTS
+from probe.display.data import Sheet, heads_panel
 from probe.ui import limits, widgets
-from probe.ui.figure import Axis, Panel, difference_range, figure, figure_component, message
-from probe.ui.state import STORE, Screen, Session, explain, full_name
+from probe.ui.figure import figure, figure_component, message
+from probe.ui.offers import Offer, Offered
+from probe.ui.screen import Half, Screen
+from probe.ui.state import Session
+from probe.ui.store import STORE, explain, full_name
+from probe.ui.views.view import Page, View, cut_of, offer
 
-ID, LABEL = "verify", "Verify"
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 _LEAD = """
@@ -62,7 +67,13 @@ def _badness(check: HeadCheck) -> tuple[bool, float]:
     return not check.passed, float("inf") if error != error else error
 
 
-def picture(reports: Reports, stamp: str, chosen: tuple[int, int] | None, note: str) -> dict[str, Any]:
+def picture(
+    reports: Reports,
+    stamp: str,
+    chosen: tuple[int, int] | None,
+    note: str,
+    offer: Offered | None = None,
+) -> dict[str, Any]:
     """The layer x head picture of the reports of one model.
 
     Raises
@@ -73,29 +84,20 @@ def picture(reports: Reports, stamp: str, chosen: tuple[int, int] | None, note: 
     checks = worst_checks(reports)
     if len(kinds := {check.kind for _, check in checks}) > 1:
         raise ValueError(f"A picture is of one kind of attention, not of {', '.join(sorted(kinds))}.")
-    layers = 1 + max(check.layer for _, check in checks)
-    heads = 1 + max(check.head for _, check in checks)
-    errors = torch.zeros(layers, heads, dtype=torch.float64)
-    for _, check in checks:
-        errors[check.layer, check.head] = check.max_abs_error
     _, worst = max(checks, key=lambda found: _badness(found[1]))
     cell, passed = worst.worst, all(report.passed for report in reports.values())
     loosest = max(reports.values(), key=lambda report: report.tolerance)
     name = loosest.model
+    panel = heads_panel(
+        "Largest difference of each head",
+        {(check.layer, check.head): check.max_abs_error for _, check in checks},
+        f"each has a tolerance of its own, at most {loosest.tolerance:.1e}{note}",
+        kind="difference",
+        crossed={(check.layer, check.head): not check.passed for _, check in checks},
+        crossed_means="did not pass",
+    )
     return figure(
-        name,
-        Axis("layer", [str(i) for i in range(layers)], range(layers)),
-        Axis("head", [str(i) for i in range(heads)], range(heads)),
-        [
-            Panel(
-                "Largest difference of each head",
-                "largest difference",
-                errors,
-                "difference",
-                ends=difference_range(loosest),
-                note=f"each has a tolerance of its own, at most {loosest.tolerance:.1e}{note}",
-            )
-        ],
+        Sheet(name, (replace(panel, short="largest difference", ends=loosest.difference_ends),)),
         notice=_cuts(reports),
         badge=("all heads agree", "good") if passed else ("not all agree", "bad"),
         subtitle=f"they agree least at layer {worst.layer}, head {worst.head}: query {cell.query_token} "
@@ -103,6 +105,7 @@ def picture(reports: Reports, stamp: str, chosen: tuple[int, int] | None, note: 
         selected=chosen,
         stamp=stamp,
         label=f"Largest difference of each head of {name}. Rows are layers, columns are heads.",
+        offer=offer,
     )
 
 
@@ -139,15 +142,15 @@ def listing(reports: Reports, title: str, report: str) -> dict[str, Any]:
     return widgets.table(title, list(_COLUMNS), rows, "\n".join(lines), report, f"report-{name}.json")
 
 
-class Verify:
+class Verify(View):
     """The view's components, and what fills them."""
 
-    id = ID
+    id, label = "verify", "Verify"
 
     def __init__(self) -> None:
-        with gr.Tab(LABEL, id=ID, elem_id=f"tab-{ID}") as self.tab:
+        with gr.Tab(self.label, id=self.id, elem_id=f"tab-{self.id}") as self.tab:
             gr.HTML(_LEAD, apply_default_css=False)
-            self.figures, self.tables = _pair(ID)
+            self.figures, self.tables = _pair(self.id)
             with gr.Accordion("Check more sentences", open=False, elem_id="more"):
                 self.texts = gr.Textbox(
                     label=f"Sentences, one a line, at most {limits.MAX_TEXTS}",
@@ -175,7 +178,7 @@ class Verify:
                 self.code = widgets.widget("batch-code")
 
     @property
-    def outputs(self) -> list[gr.HTML]:
+    def outputs(self) -> list[Any]:
         return [*self.figures, *self.tables]
 
     @property
@@ -192,12 +195,36 @@ class Verify:
                 continue
             report = half.comparison.report
             chosen = (half.layer, half.head)
-            figures.append(
-                picture({1: report}, screen.stamp(half), chosen, "; choose a cell to see that head")
-            )
+            saying = "; choose a cell to see that head"
+            figures.append(picture({1: report}, screen.stamp(half), chosen, saying, offer_of(half)))
             title = f"All {len(report.heads)} heads of {report.model}"
             tables.append(listing({1: report}, title, report.to_json()))
         return [*figures, *tables]
+
+    def listen(self, page: Page) -> None:
+        for slot, drawn in enumerate(self.figures):
+            page.opens_heads(drawn, slot)
+        private: dict[str, Any] = {"api_visibility": "private"}
+        self.upload.upload(read_file, self.upload, self.texts, **private)
+        checking = self.start.click(
+            self.check,
+            [page.session, self.texts, self.dtype],
+            self.batch_outputs,
+            show_progress="hidden",
+            concurrency_id="check",
+            concurrency_limit=1,
+            trigger_mode="multiple",
+            **private,
+        )
+        stop = self.stop.click(None, cancels=[checking], **private)
+        stop.then(stopped, None, self.progress, show_progress="hidden", **private)
+
+    def offers_of(self, screen: Screen, half: Half) -> Iterator[Offered]:
+        yield offer_of(half)
+
+    def lines(self, screen: Screen, half: Half) -> list[str]:
+        assert half.comparison is not None
+        return [f"print(probe.verify(model, {half.comparison.encoding.text!r}{cut_of(screen)}))"]
 
     def check(self, session: Session, texts: str, dtype: str) -> Iterator[list[Any]]:
         """Check both models on every line, one after the other; what is done so far is shown."""
@@ -234,6 +261,13 @@ class Verify:
             verdicts += [("none", f"{title}, {sentence}") for sentence in refused]
         code = python(checked, lines, dtype, session.truncate)
         yield [widgets.verdict(verdicts, "done"), widgets.code(code), *shown]
+
+
+def offer_of(half: Half) -> Offer:
+    """The report, as a file."""
+    comparison = half.comparison
+    assert comparison is not None
+    return offer(half, Report, "errors of all heads", "report", lambda: comparison.report)
 
 
 def python(

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import gradio as gr
 
 from probe import MaskComparison
-from probe.ui.figure import Panel, figure_component, message, token_figure
-from probe.ui.state import STORE, Half, Screen, explain
-
-ID, LABEL = "masks", "Masks"
+from probe.ui.figure import figure_component, message, token_figure
+from probe.ui.offers import Offer, Offered
+from probe.ui.screen import Half, Screen
+from probe.ui.state import Param
+from probe.ui.store import STORE, explain
+from probe.ui.views.view import Page, View, cut_of, offer
 
 _LEAD = """
 <p class="lead">A causal mask lets a query see only itself and earlier tokens; without it every query sees
@@ -23,7 +27,7 @@ def compared(screen: Screen, half: Half) -> MaskComparison:
     """The head under both masks, from runs that are kept."""
     assert half.comparison is not None
     kept = half.name, half.comparison.encoding.text, screen.session.truncate
-    other = STORE.masked(*kept) if screen.options.whole_model else None
+    other = STORE.masked(*kept) if screen.asked.whole_model else None
     return half.comparison.compare_masks(half.layer, half.head, other=other)
 
 
@@ -36,73 +40,43 @@ def describe(screen: Screen, half: Half) -> dict[str, Any]:
         result = compared(screen, half)
     except Exception as error:
         return message(comparison.model.name, explain(error), screen.stamp(half))
-    order = ("causal", "bidirectional") if result.trained_with == "causal" else ("bidirectional", "causal")
-    maps = {"causal": result.causal, "bidirectional": result.bidirectional}
-    masks = {"causal": result.allowed("causal"), "bidirectional": result.allowed("bidirectional")}
-    sees = _sees(result.window)
-    first, second = order
+    sheet = result.sheet()
+    assert sheet is not None
     return token_figure(
-        comparison.model.name,
+        sheet,
         comparison.encoding,
-        [
-            *(
-                Panel(f"The {kind} mask", f"{kind} mask", masks[kind], "mask", note=sees[kind])
-                for kind in order
-            ),
-            Panel(
-                "Weight that moved, per query",
-                "moved",
-                result.moved,
-                "bars",
-                note=f"from the {first} to the {second} mask",
-            ),
-            *(
-                Panel(
-                    f"The head under the {kind} mask",
-                    f"under {kind}",
-                    maps[kind],
-                    note=result.labels[kind],
-                    masked=~masks[kind],
-                )
-                for kind in order
-            ),
-            Panel(
-                "Weight that moved, per cell",
-                "change",
-                maps[second] - maps[first],
-                "change",
-                note=f"under {second} minus under {first}",
-            ),
-        ],
         options=screen.options,
         query=half.shown_query,
+        title=comparison.model.name,
         subtitle=result.summary,
         stamp=screen.stamp(half),
         label=f"Layer {half.layer}, head {half.head} of {comparison.model.name} under both masks. "
         "Rows are queries, columns are keys.",
+        offer=offer_of(screen, half),
     )
 
 
-def _sees(window: int | None) -> dict[str, str]:
-    """What each mask lets a query see, in words."""
-    if window is None:
-        return {
-            "causal": "a query sees itself and what came before",
-            "bidirectional": "a query sees every token",
-        }
-    return {
-        "causal": f"this layer has a window: a query sees the last {window} tokens, itself included",
-        "bidirectional": f"this layer has a window: a query sees itself and {window - 1} tokens on each side",
-    }
+def offer_of(screen: Screen, half: Half) -> Offer:
+    """The head under both masks, as a file."""
+    where = "-in-every-layer" if screen.asked.whole_model else ""
+    return offer(
+        half,
+        MaskComparison,
+        f"layer {half.layer}, head {half.head}",
+        f"layer-{half.layer}-head-{half.head}-masks{where}",
+        partial(compared, screen, half),
+    )
 
 
-class Masks:
+class Masks(View):
     """The view's components, and what fills them."""
 
-    id = ID
+    id, label = "masks", "Masks"
+    params = (Param("whole_model", "mask", False, ticked="everywhere"),)
+    takes_apart = True
 
     def __init__(self) -> None:
-        with gr.Tab(LABEL, id=ID, elem_id=f"tab-{ID}") as self.tab:
+        with gr.Tab(self.label, id=self.id, elem_id=f"tab-{self.id}") as self.tab:
             gr.HTML(_LEAD, apply_default_css=False)
             self.whole_model = gr.Radio(
                 [
@@ -116,11 +90,29 @@ class Masks:
                 elem_id="whole-model",
                 elem_classes="choice",
             )
-            self.figures = [figure_component(f"{ID}-{slot}") for slot in "ab"]
+            self.figures = [figure_component(f"{self.id}-{slot}") for slot in "ab"]
 
     @property
-    def outputs(self) -> list[gr.HTML]:
+    def controls(self) -> list[Any]:
+        return [self.whole_model]
+
+    @property
+    def outputs(self) -> list[Any]:
         return list(self.figures)
 
     def render(self, screen: Screen) -> list[Any]:
         return [describe(screen, half) for half in screen.halves]
+
+    def listen(self, page: Page) -> None:
+        page.asks(self.whole_model.input)
+        for slot, figure in enumerate(self.figures):
+            page.opens_steps(figure, slot)
+
+    def offers_of(self, screen: Screen, half: Half) -> Iterator[Offered]:
+        yield offer_of(screen, half)
+
+    def lines(self, screen: Screen, half: Half) -> list[str]:
+        assert half.comparison is not None
+        whole = ", whole_model=True" if screen.asked.whole_model else ""
+        asked = f"{half.comparison.encoding.text!r}, {half.layer}, {half.head}{whole}{cut_of(screen)}"
+        return [f"print(probe.compare_masks(model, {asked}))"]

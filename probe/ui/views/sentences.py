@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -10,13 +11,16 @@ import torch
 
 import probe
 from probe import Comparison, TextComparison
-from probe.analyses.texts import TextMap, compare_texts_of
+from probe.analyses.texts import compare_texts_of
+from probe.display.data import Panel, Sheet
 from probe.ui import widgets
-from probe.ui.figure import Axis, Panel, figure, figure_component, forbidden, message, token_figure
-from probe.ui.heads import models
-from probe.ui.state import STORE, Asked, Place, Screen, explain, full_name
-
-ID, LABEL = "sentences", "Two sentences"
+from probe.ui.figure import figure, figure_component, forbidden, message, token_figure
+from probe.ui.offers import Offered
+from probe.ui.screen import Half, Place, Screen
+from probe.ui.state import Asked, Param
+from probe.ui.store import STORE, explain, full_name
+from probe.ui.views.heads import models
+from probe.ui.views.view import Page, View, cut_of, offer
 
 _LEAD = """
 <p class="lead">The same head on two sentences, each run by itself. Where tokens agree they are lined up:
@@ -74,52 +78,46 @@ def _side(
 ) -> dict[str, Any]:
     shown = (result.first, result.second)[side]
     shared = {pair[side] for pair in result.pairs}
-    masked = forbidden(comparison, [(place.layer, place.head)])
     alone = [token for i, token in enumerate(shown.tokens) if i not in shared]
     return token_figure(
-        ("First sentence", "Second sentence")[side],
+        Sheet("", (_masked(result, (0, 1)[side], comparison, place),)),
         comparison.encoding,
-        [Panel("The model's own weights", "weight", shown.weights, masked=masked)],
+        title=("First sentence", "Second sentence")[side],
         options=place.options,
         query=query,
         subtitle=f"{result.model_name}, layer {place.layer}, head {place.head} · {len(shown.tokens)} tokens",
         remarks=[f"Only in this sentence: {' '.join(alone)}"] if alone else ["All its tokens are in both."],
-        stamp=stamp,
+        stamp=f"{stamp} {side}",
         label=f"Layer {place.layer}, head {place.head} of {result.model_name} on the "
         f"{('first', 'second')[side]} sentence. Rows are queries, columns are keys.",
     )
 
 
+def _masked(result: TextComparison, panel: int, comparison: Comparison, place: Place) -> Panel:
+    """A panel of the result's sheet, with what the mask forbids on that text."""
+    sheet = result.sheet()
+    assert sheet is not None
+    return replace(sheet.panels[panel], masked=forbidden(comparison, [(place.layer, place.head)]))
+
+
 def _aligned(
     place: Place, result: TextComparison, comparisons: tuple[Comparison, Comparison], stamp: str
 ) -> dict[str, Any]:
-    title = "The tokens in both"
+    title, sheet = "The tokens in both", result.sheet()
+    assert sheet is not None
     if not result.pairs:
         return message(title, result.summary, stamp)
-    rows, columns = (torch.tensor([pair[side] for pair in result.pairs]) for side in (0, 1))
-    labels = [result.first.tokens[position] for position in rows.tolist()]
-
-    def side(title: str, short: str, shown: TextMap, comparison: Comparison, kept: torch.Tensor) -> Panel:
-        masked = forbidden(comparison, [(place.layer, place.head)])
-        masked = None if masked is None else masked[kept][:, kept]
-        return Panel(title, short, shown.weights[kept][:, kept], masked=masked)
-
+    kept = [torch.tensor([pair[side] for pair in result.pairs]) for side in (0, 1)]
+    change, elsewhere = sheet.panels[2:]
+    sides = []
+    for side, name in enumerate(("first", "second")):
+        whole = _masked(result, side, comparisons[side], place)
+        masked = None if whole.masked is None else whole.masked[kept[side]][:, kept[side]]
+        values = whole.values[kept[side]][:, kept[side]]
+        side_by_side = replace(whole, values=values, masked=masked, rows=change.rows, columns=change.columns)
+        sides.append(replace(side_by_side, title=f"In the {name} sentence"))
     return figure(
-        title,
-        Axis("query in both", labels, rows.tolist()),
-        Axis("key in both", labels, rows.tolist()),
-        [
-            side("In the first sentence", "first", result.first, comparisons[0], rows),
-            side("In the second sentence", "second", result.second, comparisons[1], columns),
-            Panel("Change", "change", result.difference, "change", note="second minus first"),
-            Panel(
-                "Weight that goes elsewhere",
-                "elsewhere",
-                result.moved,
-                "bars",
-                note="of each query's weight; a key that only one sentence has counts in full",
-            ),
-        ],
+        Sheet(title, (*sides, change, elsewhere), sheet.captions),
         subtitle=result.summary,
         stamp=stamp,
         label=f"Layer {place.layer}, head {place.head} of {result.model_name} on the tokens that both "
@@ -127,38 +125,42 @@ def _aligned(
     )
 
 
-class Sentences:
+class Sentences(View):
     """The view's components, and what fills them."""
 
-    id = ID
+    id, label = "sentences", "Two sentences"
+    params = (
+        Param("first", "one", "This coffee is great."),
+        Param("second", "other", "My laptop just died, great."),
+    )
+    both = False
 
     def __init__(self) -> None:
-        with gr.Tab(LABEL, id=ID, elem_id=f"tab-{ID}") as self.tab:
+        with gr.Tab(self.label, id=self.id, elem_id=f"tab-{self.id}") as self.tab:
             gr.HTML(_LEAD, apply_default_css=False)
-            self.models = widgets.widget(f"{ID}-models")
+            self.models = widgets.widget(f"{self.id}-models")
             with gr.Row(elem_classes="hd-form", elem_id="pair"):
                 self.texts = [
                     gr.Textbox(
-                        text,
+                        str(param.default),
                         label=label,
                         lines=1,
                         max_lines=4,
                         min_width=260,
                         elem_id=f"pair-{letter}",
                     )
-                    for text, label, letter in zip(
-                        (Asked.first, Asked.second), ("First sentence", "Second sentence"), "ab", strict=True
+                    for param, label, letter in zip(
+                        self.params, ("First sentence", "Second sentence"), "ab", strict=True
                     )
                 ]
-                start = gr.Button("Compare", size="sm", scale=0, min_width=100, elem_id="pair-run")
+                self.start = gr.Button("Compare", size="sm", scale=0, min_width=100, elem_id="pair-run")
             with gr.Row():
                 with gr.Column(min_width=320):
-                    first = figure_component(f"{ID}-a")
+                    first = figure_component(f"{self.id}-a")
                 with gr.Column(min_width=320):
-                    second = figure_component(f"{ID}-b")
-            self.figures = [first, second, figure_component(f"{ID}-both")]
+                    second = figure_component(f"{self.id}-b")
+            self.figures = [first, second, figure_component(f"{self.id}-both")]
             self.place = widgets.watched_state()
-        self.asks = [start.click, *(text.submit for text in self.texts)]
         self.place.change(
             self.draw,
             self.place,
@@ -169,6 +171,23 @@ class Sentences:
             show_progress="hidden",
             trigger_mode="always_last",
         )
+
+    @property
+    def controls(self) -> list[Any]:
+        return list(self.texts)
+
+    def listen(self, page: Page) -> None:
+        page.asks(self.start.click, *(text.submit for text in self.texts))
+        page.turns(self.models)
+
+    def offers_of(self, screen: Screen, half: Half) -> Iterator[Offered]:
+        pair = place_of(screen)
+        what, named = f"layer {half.layer}, head {half.head}", f"layer-{half.layer}-head-{half.head}"
+        yield offer(half, TextComparison, what, f"{named}-two-sentences", lambda: compared(pair)[0])
+
+    def lines(self, screen: Screen, half: Half) -> list[str]:
+        asked, place = screen.asked, f"{half.layer}, {half.head}{cut_of(screen)}"
+        return [f"print(probe.compare_texts(model, {asked.first!r}, {asked.second!r}, {place}))"]
 
     @property
     def outputs(self) -> list[Any]:

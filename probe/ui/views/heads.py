@@ -3,31 +3,36 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import gradio as gr
 import numpy as np
 from torch import Tensor, nn
 
-from probe import Comparison, FoundHeads
+import probe
+from probe import Comparison, FoundHeads, Rollout
 from probe.analyses.find import find_heads_of
 from probe.analyses.measures import MEASURES, measures_of
-from probe.analyses.rollout import Rollout, rollout_of
+from probe.analyses.rollout import rollout_of
+from probe.display.data import Sheet, masked_words
 from probe.display.page import PRECISION, compact
 from probe.running.words import Words
 from probe.ui import limits, widgets
-from probe.ui.figure import Panel, figure_component, forbidden, grouping, message, token_figure, word_mask
-from probe.ui.state import Asked, Place, Screen, explain
-
-ID, LABEL = "heads", "Heads"
+from probe.ui.figure import figure_component, forbidden, grouping, message, token_figure
+from probe.ui.offers import Offer, Offered
+from probe.ui.screen import Half, Place, Screen
+from probe.ui.state import Asked, Param
+from probe.ui.store import explain
+from probe.ui.views.compare import all_heads
+from probe.ui.views.view import Page, View, cut_of, offer
 
 _LEAD = """
 <p class="lead">Every head of every layer, small. Point at a cell for its number; a click marks the head, here
 and in every other view. Below: what kind of head each is, and which heads link two words.</p>
 """
-_EXAMPLE = Asked()
 _DRAW: dict[str, Any] = {
     "api_visibility": "private",
     "concurrency_limit": 1,
@@ -42,7 +47,7 @@ _DRAW: dict[str, Any] = {
 def models(screen: Screen) -> dict[str, Any]:
     """The choice of one of the two models, and the head of it that is marked."""
     names = [half.title for half in screen.halves]
-    half = screen.halves[screen.focus.slot]
+    half = screen.half
     return {"widget": "models", "names": names, "slot": half.slot, "layer": half.layer, "head": half.head}
 
 
@@ -94,7 +99,7 @@ def masked_cells(comparison: Comparison, kept: Words, side: int) -> list[str]:
 def _bits(masked: Tensor | None, kept: Words, side: int) -> str:
     if masked is None:
         return ""
-    cells = word_mask(masked, kept)
+    cells = masked_words(masked, kept)
     # A pooled cell is masked where all cells in it are.
     pooled = nn.functional.max_pool2d((~cells)[None].float(), side, ceil_mode=True)[0] == 0
     return base64.b64encode(np.packbits(pooled.numpy().ravel(), bitorder="little").tobytes()).decode()
@@ -215,25 +220,27 @@ def rolled_out(place: Place, layer: float | None) -> tuple[dict[str, Any], Any]:
     rollout = rollout_of(half.comparison)
     last = len(rollout.maps) - 1
     chosen = last if layer is None else min(max(int(layer), 0), last)
+    title = f"Attention rollout of {rollout.model_name}"
     drawn = token_figure(
-        f"Attention rollout of {rollout.model_name}",
+        Sheet(title, (rollout.panel(chosen),), (Rollout.caveat,)),
         half.comparison.encoding,
-        [
-            Panel(
-                f"After layer {chosen}",
-                "rollout",
-                rollout.weights(chosen),
-                note="row: a position after that layer; column: a token of the text",
-            )
-        ],
         options=place.options,
         query=half.shown_query,
         subtitle=Rollout.caveat,
         stamp=place.stamp("rollout", chosen),
-        label=f"Attention rollout of {rollout.model_name} after layer {chosen}. Rows are positions after the "
-        "layer, columns are tokens of the text.",
+        label=f"{title} after layer {chosen}. Rows are positions after the layer, columns are tokens of the "
+        "text.",
+        offer=rollout_offer(half, place.session.truncate) if chosen == last else None,
     )
     return drawn, gr.Slider(maximum=last, value=chosen)
+
+
+def rollout_offer(half: Half, truncate: bool) -> Offer:
+    """The rollout, as a file."""
+    comparison = half.comparison
+    assert comparison is not None
+    make = partial(probe.rollout, comparison.model, comparison.encoding.text, truncate=truncate)
+    return offer(half, Rollout, "rollout", "rollout", make)
 
 
 def sought(place: Place, from_word: str, to_word: str, versus: str) -> Place:
@@ -241,59 +248,102 @@ def sought(place: Place, from_word: str, to_word: str, versus: str) -> Place:
     return replace(place, asked=Asked(from_word=from_word, to_word=to_word, versus=versus))
 
 
-class Heads:
+class Heads(View):
     """The view's components, and what fills them."""
 
-    id = ID
+    id, label = "heads", "Heads"
+    params = (
+        Param("from_word", "from", "it"),
+        Param("to_word", "to", "trophy"),
+        Param("versus", "versus", "suitcase"),
+    )
+    both = False
 
     def __init__(self) -> None:
-        with gr.Tab(LABEL, id=ID, elem_id=f"tab-{ID}") as self.tab:
+        with gr.Tab(self.label, id=self.id, elem_id=f"tab-{self.id}") as self.tab:
             gr.HTML(_LEAD, apply_default_css=False)
-            self.models = widgets.widget(f"{ID}-models")
-            self.maps = widgets.widget(f"{ID}-maps")
+            self.models = widgets.widget(f"{self.id}-models")
+            self.maps = widgets.widget(f"{self.id}-maps")
             gr.HTML('<h2 class="hd-heading">Which heads link two words?</h2>', apply_default_css=False)
             with gr.Row(elem_classes="hd-form", elem_id="finder"):
-                self.from_word = self._word("From", _EXAMPLE.from_word, "from-word")
-                self.to_word = self._word("To", _EXAMPLE.to_word, "to-word")
-                self.versus = self._word("Rather than (may be empty)", _EXAMPLE.versus, "versus")
+                self.from_word = self._word("From", 0, "from-word")
+                self.to_word = self._word("To", 1, "to-word")
+                self.versus = self._word("Rather than (may be empty)", 2, "versus")
                 self.find = gr.Button("Find", size="sm", scale=0, min_width=90, elem_id="find")
-            self.found = widgets.widget(f"{ID}-found")
-            self.measures = widgets.widget(f"{ID}-measures")
+            self.found = widgets.widget(f"{self.id}-found")
+            self.measures = widgets.widget(f"{self.id}-measures")
             with gr.Accordion("Attention rollout: all layers multiplied up", open=False, elem_id="rollout"):
                 self.layer = gr.Slider(
                     0, 5, 5, step=1, label="After layer", buttons=[], elem_id="rollout-layer"
                 )
-                self.rollout = figure_component(f"{ID}-rollout")
+                self.rollout = figure_component(f"{self.id}-rollout")
             # The maps can be megabytes: they are sent for another text or model, not for another head.
             self.place = widgets.watched_state()
             # The same with the words that are looked for.
             self.sought = widgets.watched_state()
         words = self.words = [self.from_word, self.to_word, self.versus]
-        self.asks = [self.find.click, *(word.submit for word in words)]
-        drawn = self.place.change(self.draw, self.place, self.maps, concurrency_id=ID, **_DRAW)
+        drawn = self.place.change(self.draw, self.place, self.maps, concurrency_id=self.id, **_DRAW)
         drawn.then(
             self.detail,
             self.place,
             [self.measures, self.rollout, self.layer],
-            concurrency_id=ID,
+            concurrency_id=self.id,
             **_DRAW,
         )
-        self.sought.change(self.seek, self.sought, self.found, concurrency_id=ID, **_DRAW)
+        self.sought.change(self.seek, self.sought, self.found, concurrency_id=self.id, **_DRAW)
         gr.on(
-            self.asks,
+            [self.find.click, *(word.submit for word in words)],
             self.search,
             [self.place, *words],
             self.found,
-            concurrency_id=ID,
+            concurrency_id=self.id,
             **_DRAW,
         )
-        self.layer.input(self.roll, [self.place, self.layer], self.rollout, concurrency_id=ID, **_DRAW)
+        self.layer.input(self.roll, [self.place, self.layer], self.rollout, concurrency_id=self.id, **_DRAW)
 
-    @staticmethod
-    def _word(label: str, value: str, elem_id: str) -> gr.Textbox:
+    def _word(self, label: str, param: int, elem_id: str) -> gr.Textbox:
+        value = str(self.params[param].default)
         return gr.Textbox(
             value, label=label, lines=1, max_lines=1, max_length=100, min_width=130, elem_id=elem_id
         )
+
+    @property
+    def controls(self) -> list[Any]:
+        return list(self.words)
+
+    def listen(self, page: Page) -> None:
+        page.asks(self.find.click, *(word.submit for word in self.words))
+        page.turns(self.models)
+        for ranked in (self.maps, self.found, self.measures):
+            page.marks_heads(ranked)
+
+    def offers_of(self, screen: Screen, half: Half) -> Iterator[Offered]:
+        assert half.comparison is not None
+        comparison, cut = half.comparison, screen.session.truncate
+        model, text = comparison.model, comparison.encoding.text
+        measure = partial(probe.measure_heads, model, text, truncate=cut)
+        yield offer(half, probe.HeadMeasures, "measures", "measures", measure)
+        words = words_of(screen.asked)
+        try:
+            found = find(comparison, words)
+        except probe.ProbeError:
+            pass
+        else:
+            what = f"heads that link {words[0]} and {words[1]}"
+            yield offer(half, FoundHeads, what, "found-heads", lambda: found)
+        yield rollout_offer(half, cut)
+        yield all_heads(screen, half)
+
+    def lines(self, screen: Screen, half: Half) -> list[str]:
+        assert half.comparison is not None
+        text, cut = half.comparison.encoding.text, cut_of(screen)
+        lines, words = [f"print(probe.measure_heads(model, {text!r}{cut}))"], words_of(screen.asked)
+        try:
+            find(half.comparison, words)
+        except probe.ProbeError:
+            return lines
+        named = ", ".join(repr(word) for word in words if word)
+        return [*lines, f"print(probe.find_heads(model, {text!r}, {named}{cut}))"]
 
     @property
     def outputs(self) -> list[Any]:
@@ -316,7 +366,7 @@ class Heads:
             return gr.skip()
         found = found_heads(place)
         # The example's words are not in most texts, and nobody has asked for them there.
-        unasked = words_of(place.asked) == words_of(_EXAMPLE) and "problem" in found
+        unasked = words_of(place.asked) == words_of(Asked()) and "problem" in found
         return no_ranking() if unasked else found
 
     def search(self, place: Place | None, *words: str) -> dict[str, Any]:

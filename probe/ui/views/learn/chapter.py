@@ -9,7 +9,8 @@ from typing import Any
 
 from torch import Tensor
 
-from probe.ui.figure import Axis, Panel, figure
+from probe.display.data import Axis, Panel, Sheet
+from probe.ui.figure import figure
 
 
 @dataclass(frozen=True)
@@ -67,11 +68,10 @@ def heatmap(
 ) -> dict[str, Any]:
     """Maps of weights over the same queries and keys, as the page draws them everywhere."""
     numbers = hashlib.sha256(b"".join(weights.double().numpy().tobytes() for _, weights in maps))
+    axes = Axis("query", tuple(queries)), Axis("key", tuple(keys))
+    panels = tuple(Panel(name, name, weights, *axes, masked=masked) for name, weights in maps)
     return figure(
-        title,
-        Axis("query", queries, range(len(queries))),
-        Axis("key", keys, range(len(keys))),
-        [Panel(name, name, weights, masked=masked) for name, weights in maps],
+        Sheet(title, panels),
         stamp=f"{title} {numbers.hexdigest()[:12]}",
         label=f"{title}. Rows are queries, columns are keys.",
         selected=None if row is None else (row, None),
