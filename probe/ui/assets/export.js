@@ -2,6 +2,7 @@
 (() => {
   "use strict";
 
+  const { FONT, css, save, theme } = window.attentionShared;
   const SPACE = "http://www.w3.org/2000/svg";
   const SIZE = 12;
   const GAP = 28;
@@ -16,14 +17,14 @@
 
   const widest = (labels) => {
     const context = document.createElement("canvas").getContext("2d");
-    context.font = `${SIZE}px ${window.attentionDraw.FONT}`;
+    context.font = `${SIZE}px ${FONT}`;
     return Math.ceil(Math.max(0, ...labels.map((label) => context.measureText(label).width)));
   };
 
   const drawPanel = (svg, panel, figure, x, y, colours, plan) => {
     const { row, col } = figure.value;
     const { cell, left, drop } = plan;
-    const { colourOf, css } = window.attentionDraw;
+    const { colourOf } = window.attentionDraw;
     const group = element(svg, "g", { transform: `translate(${x},${y})` });
     element(group, "text", { x: 0, y: 0, "font-weight": 600, fill: colours.ink }, panel.title);
     const top = 12;
@@ -82,10 +83,9 @@
   const svg = (figure) => {
     const style = getComputedStyle(figure.root);
     const read = (name) => style.getPropertyValue(name).trim();
-    const theme = window.attentionDraw.theme();
     const colours = {
-      theme, ink: read("--af-ink"), faint: read("--af-faint"), accent: read("--af-accent"), surface: read("--af-surface"),
-      masked: window.attentionPalette[theme].masked,
+      theme: theme(), ink: read("--af-ink"), faint: read("--af-faint"), accent: read("--af-accent"), surface: read("--af-surface"),
+      masked: window.attentionPalette[theme()].masked,
     };
     const { row, col, title, subtitle } = figure.value;
     const cell = Math.max(SIZE + 2, Math.min(22, 420 / row.labels.length));
@@ -100,7 +100,7 @@
     for (const [key, value] of Object.entries({ xmlns: SPACE, ...size, viewBox: `0 0 ${size.width} ${size.height}` })) {
       picture.setAttribute(key, String(value));
     }
-    picture.setAttribute("font-family", window.attentionDraw.FONT);
+    picture.setAttribute("font-family", FONT);
     picture.setAttribute("font-size", String(SIZE));
     element(picture, "rect", { ...size, fill: colours.surface });
     element(picture, "text", { x: GAP, y: 26, "font-size": 15, "font-weight": 600, fill: colours.ink }, title);
@@ -139,14 +139,6 @@
       }
     }
     return lines.join("\r\n") + "\r\n";
-  };
-
-  const save = (name, blob) => {
-    const link = document.createElement("a");
-    link.href = URL.createObjectURL(blob);
-    link.download = name;
-    link.click();
-    URL.revokeObjectURL(link.href);
   };
 
   window.attentionExport = {
