@@ -102,7 +102,7 @@ def page_html(run: Mapped, manifest: Mapping[str, Any] | None = None) -> bytes:
         ],
     }
     content = _dumped(data)
-    style, *scripts = ((_ASSETS / name).read_text("utf-8") for name in ("page.css", "bidi.js", "page.js"))
+    style, *scripts = ((_ASSETS / name).read_text("utf-8") for name in ("page.css", "shared.js", "page.js"))
     script = "".join(scripts)
     title = escape(f"{run.model_name}: all heads" if count > 1 else f"{run.model_name}: one head")
     # The policy lets nothing but these two run or load, even if something in the data should slip through.

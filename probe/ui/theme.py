@@ -8,10 +8,13 @@ from typing import Any
 
 import gradio as gr
 
+import probe.display
 from probe.display import colors
 from probe.ui import endpoints, limits
 
 ASSETS = Path(__file__).parent / "assets"
+# What the scripts of the page have in common with those of a page of all heads that stands alone.
+SHARED = Path(probe.display.__file__).parent / "assets" / "shared.js"
 
 SANS = (
     "ui-sans-serif",
@@ -34,6 +37,8 @@ ACCENT = {"light": "#0b5d7a", "dark": "#7fd0e3"}
 ON_ACCENT = {"light": "#ffffff", "dark": "#0b1a20"}
 # The border of a control is what tells where it is, so it keeps a contrast of 3 to 1.
 EDGE = {"light": "#878f96", "dark": "#6c7a86"}
+# The cell or the head that is chosen.
+MARK = {"light": "#c2410c", "dark": "#fb923c"}
 GOOD_FILL, GOOD_INK = {"light": "#d6eedf", "dark": "#173c29"}, {"light": "#0d4f2d", "dark": "#a8e6c3"}
 BAD_FILL, BAD_INK = {"light": "#f9dcd8", "dark": "#4c1c18"}, {"light": "#7c1812", "dark": "#ffc0b8"}
 
@@ -126,6 +131,7 @@ def style() -> str:
         "accent": ACCENT,
         "on-accent": ON_ACCENT,
         "edge": EDGE,
+        "mark": MARK,
         "good-fill": GOOD_FILL,
         "good-ink": GOOD_INK,
         "bad-fill": BAD_FILL,
@@ -144,11 +150,8 @@ def head() -> str:
     a media query would no longer find the outer containers.
     """
     scripts = [f"window.attentionPalette = {json.dumps(colors.palette())};"]
-    scripts.append((ASSETS.parents[1] / "display" / "assets" / "bidi.js").read_text(encoding="utf-8"))
-    scripts += [
-        (ASSETS / name).read_text(encoding="utf-8")
-        for name in ("export.js", "figure.js", "page.js", "heads.js", "downloads.js", "steps.js")
-    ]
+    ours = ("figure.js", "page.js", "heads.js", "downloads.js", "steps.js")
+    scripts += [path.read_text(encoding="utf-8") for path in (SHARED, *(ASSETS / name for name in ours))]
     return f"<style>\n{style()}</style>\n" + "".join(f"<script>\n{script}</script>\n" for script in scripts)
 
 

@@ -1,9 +1,14 @@
 /* What the view in sight offers as files, and the file that was asked for, as it arrives. */
 (() => {
   "use strict";
-  const { make } = window.attentionParts;
+  const { button, bytes, isolate, make, save } = window.attentionShared;
+
+  /* A figure asks for its files here. */
+  let ask = () => {};
+  document.addEventListener("attention-download", (event) => ask(event.detail));
 
   window.attentionKinds.downloads = (element, value, trigger) => {
+    ask = (file) => trigger("select", file);
     if (!value.offers.length) { element.replaceChildren(); return; }
     const details = make("details", "pg-code");
     details.open = Boolean(element.querySelector("details[open]"));
@@ -11,14 +16,12 @@
     const list = make("ul", "dl-list");
     for (const offer of value.offers) {
       const line = make("li", "");
-      line.append(make("span", "dl-label", window.attentionIsolate(offer.label)));
+      line.append(make("span", "dl-label", isolate(offer.label)));
       const buttons = make("span", "dl-formats");
       for (const format of offer.formats) {
-        const button = make("button", "pg-button", format.toUpperCase());
-        button.type = "button";
-        button.setAttribute("aria-label", `Download ${offer.label} as ${format.toUpperCase()}`);
-        button.addEventListener("click", () => trigger("select", { key: offer.key, format }));
-        buttons.append(button);
+        const node = button("pg-button", format.toUpperCase(), () => trigger("select", { key: offer.key, format }));
+        node.setAttribute("aria-label", `Download ${offer.label} as ${format.toUpperCase()}`);
+        buttons.append(node);
       }
       line.append(buttons);
       list.append(line);
@@ -27,12 +30,5 @@
     element.replaceChildren(details);
   };
 
-  window.attentionKinds.file = (_element, value) => {
-    const bytes = Uint8Array.from(atob(value.content), (char) => char.charCodeAt(0));
-    const link = make("a");
-    link.href = URL.createObjectURL(new Blob([bytes]));
-    link.download = value.name;
-    link.click();
-    setTimeout(() => URL.revokeObjectURL(link.href), 60_000);   // a slow disk may still be reading
-  };
+  window.attentionKinds.file = (_element, value) => save(value.name, new Blob([bytes(value.content)]));
 })();

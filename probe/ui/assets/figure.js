@@ -6,66 +6,43 @@
 (() => {
   "use strict";
 
-  const FONT = 'ui-sans-serif, system-ui, "Segoe UI", Roboto, "Helvetica Neue", "Noto Sans", "Liberation Sans", ' +
-    '"Noto Sans CJK SC", "Noto Sans Arabic", "Noto Color Emoji", sans-serif';
+  const {
+    FONT, WRONG, at, button, bytes, colourTable, cross, css, fit, floats, isolate, make, moved, notice, ramp,
+    shorten, theme, triple, watchTheme, widest, written,
+  } = window.attentionShared;
   const MAX_CELL = 44;
   const MAX_LABEL = 104;
   const SUPERSCRIPT = "⁰¹²³⁴⁵⁶⁷⁸⁹";
-
-  const theme = () => (document.body.classList.contains("dark") ||
-    document.documentElement.classList.contains("dark") ? "dark" : "light");
-
-  const make = (tag, className, text) => {
-    const node = document.createElement(tag);
-    if (className) node.className = className;
-    if (text !== undefined) node.textContent = text;
-    return node;
-  };
-
-  const bytes = (base64) => Uint8Array.from(atob(base64), (char) => char.charCodeAt(0));
-  const floats = (base64) => new Float32Array(bytes(base64).buffer);
 
   const power = (exponent) => {
     const digits = String(Math.abs(exponent)).split("").map((digit) => SUPERSCRIPT[Number(digit)]).join("");
     return "10" + (exponent < 0 ? "⁻" : "") + digits;
   };
 
-  const number = (kind, value) => {
-    if (Number.isNaN(value)) return "not a number";
+  const number = (kind, given) => written(given, (value) => {
     if (kind === "mask") return value ? "may attend" : "may not attend";
     if (kind === "difference") return value === 0 ? "exactly 0" : value.toExponential(3);
     if (value === 0) return "0";
     if (kind === "change") return (value > 0 ? "+" : "−") + number("weight", Math.abs(value));
     return Math.abs(value) < 1e-3 ? value.toExponential(4) : value.toFixed(6);
-  };
+  });
 
   /* ---------------------------------------------------------------- colours */
 
   const tables = {};
-  const table = (name, scale) => {
-    const key = name + "/" + scale;
-    if (!tables[key]) {
-      const hex = window.attentionPalette[name][scale];
-      tables[key] = Array.from({ length: hex.length / 6 }, (_, i) =>
-        [0, 2, 4].map((at) => parseInt(hex.substr(i * 6 + at, 2), 16)));
-    }
-    return tables[key];
-  };
-  const triple = (hex) => [1, 3, 5].map((at) => parseInt(hex.substr(at, 2), 16));
-  const css = (rgb) => `rgb(${rgb[0]},${rgb[1]},${rgb[2]})`;
-  const at = (colours, share) =>
-    colours[Math.max(0, Math.min(colours.length - 1, Math.round(share * (colours.length - 1))))];
+  const table = (name, scale) => tables[`${name}/${scale}`] ??= colourTable(window.attentionPalette[name][scale]);
+  const flat = (name, which) => triple(window.attentionPalette[name][which], 1);
 
   const colourOf = (panel, value, name) => {
-    const flat = window.attentionPalette[name];
-    if (panel.kind === "mask") return triple(value ? flat.allowed : flat.forbidden);
+    if (!Number.isFinite(value)) return WRONG;
+    if (panel.kind === "mask") return flat(name, value ? "allowed" : "forbidden");
     if (panel.kind === "change") return at(table(name, value < 0 ? "lost" : "gained"), Math.abs(value));
     if (panel.kind === "difference") {
-      if (value === 0) return triple(flat.zero);
+      if (value === 0) return flat(name, "zero");
       const low = Math.log10(panel.lo), high = Math.log10(panel.hi);
       return at(table(name, "difference"), (Math.log10(value) - low) / (high - low));
     }
-    return at(table(name, "weight"), value);
+    return at(table(name, "weight"), (value - panel.lo) / (panel.hi - panel.lo));
   };
 
   const readable = (rgb) => {
@@ -76,31 +53,12 @@
     return 0.2126 * r + 0.7152 * g + 0.0722 * b > 0.18 ? "#10151a" : "#ffffff";
   };
 
-  /* ------------------------------------------------------------------ labels */
-
-  const shorten = (context, text, room) => {
-    if (context.measureText(text).width <= room) return text;
-    const points = Array.from(text);
-    while (points.length > 1 && context.measureText(points.join("") + "…").width > room) points.pop();
-    return points.join("") + "…";
-  };
-
-  const widest = (context, labels, limit) => {
-    let width = 0;
-    for (const label of labels) {
-      width = Math.max(width, context.measureText(label).width);
-      if (width >= limit) return limit;
-    }
-    return width;
-  };
-
   /* A figure's texts for showing: words from right to left keep to themselves. */
-  const isolate = window.attentionIsolate;
   const forShowing = (value) => {
-    if (!value || !value.panels || !value.panels.length) return value && { ...value, notice: isolate(value.notice || "") };
+    if (!value || !value.panels || !value.panels.length) return value;
     const axis = (described) => ({ ...described, labels: described.labels.map(isolate) });
     return {
-      ...value, row: axis(value.row), col: axis(value.col), label: isolate(value.label), notice: isolate(value.notice),
+      ...value, row: axis(value.row), col: axis(value.col), label: isolate(value.label),
       subtitle: isolate(value.subtitle), remarks: value.remarks.map(isolate),
     };
   };
@@ -118,8 +76,7 @@
       element.replaceChildren(this.root);
       this.observer = new ResizeObserver(() => this.schedule());
       this.observer.observe(this.root);
-      new MutationObserver(() => this.recolour())
-        .observe(document.body, { attributes: true, attributeFilter: ["class"] });
+      watchTheme(() => this.recolour());
       this.show();
     }
 
@@ -129,7 +86,6 @@
     }
 
     recolour() {
-      if (this.themeDrawn === theme()) return;
       for (const panel of this.panels || []) this.buildBar(panel);
       this.shadeStrip();
       this.schedule();
@@ -155,9 +111,7 @@
       if (value.subtitle) head.append(make("p", "af-subtitle", value.subtitle));
       this.root.append(head);
       if (value.notice) {
-        const notice = make("p", "af-notice", value.notice);
-        notice.setAttribute("role", "status");
-        this.root.append(notice);
+        this.root.append(notice(value.notice));
         this.root.dataset.painted = value.stamp;
         if (!value.panels.length) return;
       }
@@ -192,16 +146,16 @@
       this.schedule();
     }
 
+    /* The files that this figure can be had as: the list of downloads asks for them. */
     saving(value) {
       const box = make("span", "af-save");
-      box.append(make("span", "", "Save as"));
-      const name = value.stamp.replace(/[^A-Za-z0-9.]+/g, "-");
-      for (const [kind, write] of Object.entries(window.attentionExport)) {
-        const button = make("button", "pg-button", kind);
-        button.type = "button";
-        button.setAttribute("aria-label", `Save ${value.title} as ${kind}`);
-        button.addEventListener("click", () => write(this, name));
-        box.append(button);
+      box.append(make("span", "", "Download"));
+      for (const format of value.download.formats) {
+        const detail = { key: value.download.key, format };
+        const chosen = button("pg-button", format.toUpperCase(), () =>
+          document.dispatchEvent(new CustomEvent("attention-download", { detail })));
+        chosen.setAttribute("aria-label", `Download ${value.title} as ${format.toUpperCase()}`);
+        box.append(chosen);
       }
       return box;
     }
@@ -235,30 +189,30 @@
 
     buildBar(panel) {
       const name = theme();
-      const flat = window.attentionPalette[name];
       panel.bar.replaceChildren();
-      const swatch = (colour, text, hatched) => {
+      const swatch = (colour, text, kind = "") => {
         const item = make("span", "af-swatch");
-        const box = make("i", hatched ? "af-hatched" : "");
-        box.style.backgroundColor = colour;
+        const box = make("i", kind);
+        box.style.backgroundColor = css(colour);
         item.append(box, make("span", "", text));
-        return item;
+        panel.bar.append(item);
       };
       if (panel.kind === "mask") {
-        panel.bar.append(swatch(flat.allowed, "may attend"), swatch(flat.forbidden, "may not"));
-        return;
+        swatch(flat(name, "allowed"), "may attend");
+        swatch(flat(name, "forbidden"), "may not");
+      } else if (panel.kind !== "bars") {
+        if (panel.kind === "difference") swatch(flat(name, "zero"), "exactly 0");
+        const scale = make("span", "af-scale");
+        const colours = make("i");
+        colours.style.backgroundImage = ramp(Array.from({ length: 17 }, (_, i) => this.rampColour(panel, i / 16, name)));
+        const ticks = make("span", "af-ticks");
+        for (const label of this.barLabels(panel)) ticks.append(make("span", "", label));
+        scale.append(colours, ticks);
+        panel.bar.append(scale);
+        if (panel.masked) swatch(flat(name, "masked"), "masked", "af-hatched");
       }
-      if (panel.kind === "bars") return;
-      const scale = make("span", "af-scale");
-      const ramp = make("i");
-      const stops = Array.from({ length: 17 }, (_, i) => css(this.rampColour(panel, i / 16, name)));
-      ramp.style.backgroundImage = `linear-gradient(to right, ${stops.join(",")})`;
-      const ticks = make("span", "af-ticks");
-      for (const label of this.barLabels(panel)) ticks.append(make("span", "", label));
-      scale.append(ramp, ticks);
-      if (panel.kind === "difference") panel.bar.append(swatch(flat.zero, "exactly 0"));
-      panel.bar.append(scale);
-      if (panel.masked) panel.bar.append(swatch(flat.masked, "masked", true));
+      if (panel.values.some(Number.isNaN)) swatch(WRONG, "not a number", "af-crossed");
+      else if (!panel.values.every(Number.isFinite)) swatch(WRONG, "infinite", "af-crossed");
     }
 
     rampColour(panel, share, name) {
@@ -267,7 +221,10 @@
 
     barLabels(panel) {
       if (panel.kind === "change") return ["−1", "0", "+1"];
-      if (panel.kind === "weight") return ["0", "0.25", "0.5", "0.75", "1"];
+      if (panel.kind === "weight") {
+        const marks = [0, 0.25, 0.5, 0.75, 1].map((share) => panel.lo + share * (panel.hi - panel.lo));
+        return marks.map((mark) => String(Number(mark.toPrecision(3))));
+      }
       const low = Math.round(Math.log10(panel.lo)), high = Math.round(Math.log10(panel.hi));
       const step = Math.max(1, Math.ceil((high - low) / 5));
       const labels = [];
@@ -305,8 +262,7 @@
       group.setAttribute("role", "radiogroup");
       group.setAttribute("aria-label", "Query token");
       this.chips = value.row.labels.map((label, i) => {
-        const chip = make("button", "af-chip" + (value.strip.special[i] ? " af-special" : ""));
-        chip.type = "button";
+        const chip = button("af-chip" + (value.strip.special[i] ? " af-special" : ""));
         chip.setAttribute("role", "radio");
         chip.append(make("span", "", label), make("sub", "", String(value.row.index[i])));
         chip.addEventListener("pointerenter", () => this.move({ row: i, col: null }));
@@ -420,7 +376,8 @@
         const panel = this.panels.find((candidate) => candidate.kind === "weight");
         if (panel) {
           const row = Array.from(panel.values.subarray(active.row * this.cols, (active.row + 1) * this.cols));
-          const order = row.map((_, i) => i).sort((a, b) => row[b] - row[a]).slice(0, 3).filter((i) => row[i] > 0);
+          const order = row.map((_, i) => i).filter((i) => row[i] > 0).sort((a, b) => row[b] - row[a]).slice(0, 3);
+          if (row.some(Number.isNaN)) this.readout.append(make("span", "af-number", "not a number"));
           if (order.length) this.readout.append(make("span", "af-faint", "looks most at"));
           for (const i of order) {
             const item = make("span", "af-number");
@@ -475,17 +432,10 @@
       if (event.target !== this.field) return;
       const start = this.current || this.pinned || { row: 0, col: 0 };
       const place = { row: start.row, col: start.col === null ? 0 : start.col };
-      const steps = {
-        ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1],
-        Home: [0, -this.cols], End: [0, this.cols], PageUp: [-this.rows, 0], PageDown: [this.rows, 0],
-      };
-      if (steps[event.key]) {
+      const next = moved(event.key, place, this.rows, this.cols);
+      if (next) {
         const first = !this.current && !(this.pinned && this.pinned.col !== null);
-        if (!first) {
-          place.row = Math.max(0, Math.min(this.rows - 1, place.row + steps[event.key][0]));
-          place.col = Math.max(0, Math.min(this.cols - 1, place.col + steps[event.key][1]));
-        }
-        this.move(place);
+        this.move(first ? place : next);
       } else if (event.key === "Enter" || event.key === " ") {
         this.choose(place);
       } else if (event.key === "Escape") {
@@ -535,16 +485,8 @@
       };
     }
 
-    prepare(canvas, plan, density) {
-      canvas.width = Math.round(plan.width * density);
-      canvas.height = Math.round(plan.height * density);
-      canvas.style.width = plan.width + "px";
-      canvas.style.height = plan.height + "px";
-      const context = canvas.getContext("2d");
-      context.setTransform(density, 0, 0, density, 0, 0);
-      context.clearRect(0, 0, plan.width, plan.height);
-      context.font = `${plan.size}px ${FONT}`;
-      return context;
+    prepare(canvas, plan) {
+      return fit(canvas, plan.width, plan.height, `${plan.size}px ${FONT}`);
     }
 
     draw() {
@@ -555,7 +497,6 @@
       this.surface = style.getPropertyValue("--af-surface").trim() || "#fff";
       this.accent = style.getPropertyValue("--af-accent").trim() || "#06c";
       this.onAccent = style.getPropertyValue("--af-on-accent").trim() || "#fff";
-      this.themeDrawn = theme();
       this.reveal();
       for (const panel of this.panels) this.drawBase(panel);
       for (const panel of this.panels) this.drawOver(panel);
@@ -564,27 +505,28 @@
 
     drawBase(panel) {
       const plan = panel.plan = this.plan(panel);
-      const density = window.devicePixelRatio || 1;
-      const context = this.prepare(panel.base, plan, density);
+      const context = this.prepare(panel.base, plan);
       Object.assign(panel.over.dataset, {
         left: plan.left, top: plan.top, cell: plan.cell, rows: this.rows, cols: panel.cols,
       });
       if (panel.kind === "bars") this.drawBars(context, panel, plan);
-      else this.drawCells(context, panel, plan, density);
+      else this.drawCells(context, panel, plan);
       this.drawLabels(context, panel, plan);
     }
 
-    drawCells(context, panel, plan, density) {
+    drawCells(context, panel, plan) {
       const name = theme();
       const { left, top, cell } = plan;
       const picture = new ImageData(this.cols, this.rows);
-      const masked = triple(window.attentionPalette[name].masked);
+      const masked = flat(name, "masked");
+      const wrong = [];
       const hatch = new Path2D();
       let hatched = false;
       for (let i = 0; i < panel.values.length; i++) {
         const forbidden = panel.kind === "weight" && panel.masked && panel.masked[i] && panel.values[i] === 0;
         const colour = forbidden ? masked : colourOf(panel, panel.values[i], name);
         picture.data.set([...colour, 255], i * 4);
+        if (colour === WRONG) wrong.push([left + (i % this.cols) * cell, top + Math.floor(i / this.cols) * cell]);
         if (forbidden && cell >= 6) {
           hatched = true;
           hatch.rect(left + (i % this.cols) * cell, top + Math.floor(i / this.cols) * cell, cell, cell);
@@ -594,7 +536,7 @@
       small.width = this.cols;
       small.height = this.rows;
       small.getContext("2d").putImageData(picture, 0, 0);
-      context.imageSmoothingEnabled = cell * density < 1;
+      context.imageSmoothingEnabled = cell * (window.devicePixelRatio || 1) < 1;
       context.drawImage(small, left, top, cell * this.cols, cell * this.rows);
       if (hatched) {
         context.save();
@@ -610,6 +552,7 @@
         context.stroke();
         context.restore();
       }
+      cross(context, wrong, cell);
       if (cell >= 12) {
         context.strokeStyle = this.surface;
         context.lineWidth = 1;
@@ -634,16 +577,20 @@
       const { left, top, cell, size } = plan;
       const numbers = cell >= size;
       const space = plan.wide - (numbers ? 64 : 0);
+      const longest = Math.max(1, ...panel.values.filter(Number.isFinite));
       for (let row = 0; row < this.rows; row++) {
-        const value = panel.values[row];
-        const length = Math.max(0, Math.min(1, value)) * space;
-        context.fillStyle = this.accent;
-        context.fillRect(left, top + row * cell + Math.min(3, cell * 0.15), length, Math.max(1, cell - Math.min(6, cell * 0.3)));
+        const value = panel.values[row], known = Number.isFinite(value);
+        const inset = Math.min(3, cell * 0.15), high = Math.max(1, cell - 2 * inset);
+        const length = known ? Math.max(0, value / longest) * space : Math.min(high, space);
+        context.fillStyle = known ? this.accent : css(WRONG);
+        context.fillRect(left, top + row * cell + inset, length, high);
+        if (!known) cross(context, [[left, top + row * cell + inset]], length);
         if (numbers) {
           context.fillStyle = this.ink;
           context.textAlign = "left";
           context.textBaseline = "middle";
-          context.fillText(value === 0 ? "0" : value.toFixed(4), left + length + 6, top + (row + 0.5) * cell);
+          const said = written(value, (share) => (share === 0 ? "0" : share.toFixed(4)));
+          context.fillText(said, left + length + 6, top + (row + 0.5) * cell);
         }
       }
       context.strokeStyle = this.faint;
@@ -709,7 +656,7 @@
     drawOver(panel) {
       const plan = panel.plan;
       if (!plan || !this.root.clientWidth) return;
-      const context = this.prepare(panel.over, plan, window.devicePixelRatio || 1);
+      const context = this.prepare(panel.over, plan);
       const active = this.current || this.pinned;
       if (!active) return;
       const { left, top, cell, size } = plan;
@@ -738,7 +685,6 @@
     }
   }
 
-  window.attentionDraw = { FONT, theme, css, colourOf };
   window.attentionFigure = (element, props, trigger, watch) => {
     const figure = new Figure(element, props, trigger);
     watch("value", () => figure.show());

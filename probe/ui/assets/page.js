@@ -4,50 +4,36 @@
 (() => {
   "use strict";
 
-  const make = (tag, className, text) => {
-    const node = document.createElement(tag);
-    if (className) node.className = className;
-    if (text !== undefined) node.textContent = text;
+  const { button, copyText, headLine, isolate, make, save, scrolling, written } = window.attentionShared;
+
+  const copyButton = (label, text) => {
+    const node = button("pg-button", label, async () => {
+      try {
+        await copyText(text());
+        node.textContent = "Copied";
+      } catch {
+        node.textContent = "Copying is blocked here";
+      }
+      node.addEventListener("pointerleave", () => { node.textContent = label; }, { once: true });
+      node.addEventListener("blur", () => { node.textContent = label; }, { once: true });
+    });
     return node;
   };
 
-  const copyText = async (text) => {
-    if (navigator.clipboard && window.isSecureContext) return navigator.clipboard.writeText(text);
-    const area = make("textarea", "af-hidden", text);   // an http page on another machine has no clipboard object
-    document.body.append(area);
-    area.select();
-    document.execCommand("copy");
-    area.remove();
-  };
+  const saveButton = (label, file, content, type) =>
+    button("pg-button", label, () => save(file, new Blob([content()], { type })));
 
-  const copyButton = (label, text) => {
-    const button = make("button", "pg-button", label);
-    button.type = "button";
-    button.addEventListener("click", async () => {
-      try {
-        await copyText(text());
-        button.textContent = "Copied";
-      } catch {
-        button.textContent = "Copying is blocked here";
-      }
-      button.addEventListener("pointerleave", () => { button.textContent = label; }, { once: true });
-      button.addEventListener("blur", () => { button.textContent = label; }, { once: true });
+  /* The choice of one of the two models. */
+  const modelChoice = (className, value, trigger) => {
+    const group = make("div", className);
+    group.setAttribute("role", "group");
+    group.setAttribute("aria-label", "Model");
+    value.names.forEach((name, slot) => {
+      const node = button("pg-button", name, () => trigger("select", { slot }));
+      node.setAttribute("aria-pressed", String(slot === value.slot));
+      group.append(node);
     });
-    return button;
-  };
-
-  const saveButton = (label, file, content, type) => {
-    const button = make("button", "pg-button", label);
-    button.type = "button";
-    button.addEventListener("click", () => {
-      const address = URL.createObjectURL(new Blob([content()], { type }));
-      const link = make("a");
-      link.href = address;
-      link.download = file;
-      link.click();
-      URL.revokeObjectURL(address);
-    });
-    return button;
+    return group;
   };
 
   const verdict = (element, value) => {
@@ -57,7 +43,7 @@
     const lines = make("div", "pg-lines");
     for (const line of value.lines) {
       const row = make("p", "pg-line pg-" + line.kind);
-      row.append(make("span", "pg-mark", { good: "✓", bad: "✗", none: "–" }[line.kind]), make("span", "", window.attentionIsolate(line.text)));
+      row.append(make("span", "pg-mark", { good: "✓", bad: "✗", none: "–" }[line.kind]), make("span", "", isolate(line.text)));
       lines.append(row);
     }
     box.append(lines, copyButton("Copy verdict", () => value.lines.map((line) => line.text).join("\n")));
@@ -65,33 +51,22 @@
     box.dataset.painted = value.stamp;
   };
 
+  const cellText = (cell) => (["nan", "inf", "-inf", null].includes(cell) ? written(cell) : isolate(String(cell)));
+
   const table = (element, value) => {
     if (!value.columns) { element.replaceChildren(); return; }
     const details = make("details", "pg-table");
     details.open = Boolean(element.querySelector("details[open]"));
     details.append(make("summary", "", value.title));
-    const scroll = make("div", "pg-scroll");
-    scroll.tabIndex = 0;
-    scroll.setAttribute("role", "region");
-    scroll.setAttribute("aria-label", value.title);
     const grid = make("table");
-    const head = make("tr");
-    for (const column of value.columns) {
-      const cell = make("th", "", column);
-      cell.scope = "col";
-      head.append(cell);
-    }
-    const thead = make("thead");
-    thead.append(head);
     const body = make("tbody");
     for (const row of value.rows) {
       const line = make("tr", row.failed ? "pg-failed" : "");
-      for (const cell of row.cells) line.append(make("td", typeof cell === "number" ? "pg-num" : "", window.attentionIsolate(String(cell))));
+      for (const cell of row.cells) line.append(make("td", typeof cell === "number" ? "pg-num" : "", cellText(cell)));
       body.append(line);
     }
-    grid.append(thead, body);
-    scroll.append(grid);
-    details.append(scroll);
+    grid.append(headLine(...value.columns), body);
+    details.append(scrolling("pg-scroll", value.title, grid));
     const bar = make("div", "pg-actions");
     bar.append(saveButton("Download the report (JSON)", value.file, () => value.report, "application/json"), copyButton("Copy the table", () => value.text));
     element.replaceChildren(bar, details);
@@ -118,13 +93,27 @@
     element.replaceChildren(box);
   };
 
+  /* Another view is a step in the browser's history; anything else changes the step it is on. */
+  const viewOf = (query) => new URLSearchParams(query).get("view");
+  let inSight = null;
   const share = (element, value, trigger) => {
-    history.replaceState(history.state, "", location.pathname + value.query + location.hash);
+    const moves = inSight !== null && inSight !== viewOf(value.query);
+    inSight = viewOf(value.query);
+    history[moves ? "pushState" : "replaceState"](history.state, "", location.pathname + value.query + location.hash);
     const note = value.left_out ? [make("span", "pg-note", value.left_out)] : [];
     code(element, value, trigger, copyButton("Copy link", () => location.href), ...note);
   };
 
-  window.attentionParts = { make, copyButton, saveButton };
+  /* Back and Forward: the server shows what the address asks for, as it does when the page is opened. */
+  window.addEventListener("popstate", () => {
+    const box = document.querySelector("#gone-to textarea, #gone-to input");
+    if (!box) return;
+    inSight = viewOf(location.search);
+    box.value = location.search;
+    box.dispatchEvent(new Event("input", { bubbles: true }));
+  });
+
+  window.attentionParts = { copyButton, modelChoice, saveButton };
   window.attentionKinds = { verdict, table, code, share };
   window.attentionWidget = (element, props, trigger, watch) => {
     const show = () => {

@@ -3,14 +3,11 @@
  */
 (() => {
   "use strict";
-  const { make, copyButton, saveButton } = window.attentionParts;
-  const isolate = window.attentionIsolate;
+  const { button, headLine, isolate, make, notice, scrolling, written } = window.attentionShared;
+  const { copyButton, modelChoice, saveButton } = window.attentionParts;
 
-  const digits = (value) => {
-    if (value === "-inf") return "−∞";
-    const text = value === 0 ? "0" : Number(value).toPrecision(7);
-    return text.replace("-", "−");
-  };
+  const digits = (value, count = 7) =>
+    written(value, (number) => (number === 0 ? "0" : number.toPrecision(count)).replace("-", "−"));
 
   const token = (trace, i) => {
     const span = make("span", "");
@@ -29,10 +26,6 @@
   };
 
   const vector = (values, name) => {
-    const box = make("div", "st-scroll");
-    box.tabIndex = 0;
-    box.setAttribute("role", "region");
-    box.setAttribute("aria-label", name);
     const list = make("ol", "st-vector");
     list.start = 0;
     values.forEach((value, i) => {
@@ -40,8 +33,7 @@
       item.append(make("span", "st-index", String(i)), make("span", "", digits(value)));
       list.append(item);
     });
-    box.append(list);
-    return box;
+    return scrolling("st-scroll", name, list);
   };
 
   const folded = (summary, build) => {
@@ -54,19 +46,7 @@
   };
 
   const grid = (name, heads, rows, chosen, pick) => {
-    const scroll = make("div", "pg-scroll");
-    scroll.tabIndex = 0;
-    scroll.setAttribute("role", "region");
-    scroll.setAttribute("aria-label", name);
     const table = make("table", "st-table");
-    const line = make("tr");
-    for (const head of heads) {
-      const cell = make("th", "", head);
-      cell.scope = "col";
-      line.append(cell);
-    }
-    const thead = make("thead");
-    thead.append(line);
     const body = make("tbody");
     rows.forEach((cells, i) => {
       const row = make("tr", (chosen === i ? "st-chosen" : "") + (cells.off ? " st-off" : ""));
@@ -74,12 +54,10 @@
         const cell = make(column ? "td" : "th");
         if (!column) cell.scope = "row";
         if (!column && pick) {
-          const button = make("button", "st-key");
-          button.type = "button";
-          button.setAttribute("aria-pressed", String(chosen === i));
-          button.append(content);
-          button.addEventListener("click", () => pick(i));
-          cell.append(button);
+          const key = button("st-key", "", () => pick(i));
+          key.setAttribute("aria-pressed", String(chosen === i));
+          key.append(content);
+          cell.append(key);
         } else {
           cell.append(content);
         }
@@ -87,24 +65,13 @@
       });
       body.append(row);
     });
-    table.append(thead, body);
-    scroll.append(table);
-    return scroll;
+    table.append(headLine(...heads), body);
+    return scrolling("pg-scroll", name, table);
   };
 
   const choices = (value, trigger) => {
     const bar = make("div", "st-choices");
-    const group = make("div", "st-models");
-    group.setAttribute("role", "group");
-    group.setAttribute("aria-label", "Model");
-    value.names.forEach((name, slot) => {
-      const button = make("button", "pg-button", name);
-      button.type = "button";
-      button.setAttribute("aria-pressed", String(slot === value.slot));
-      button.addEventListener("click", () => trigger("select", { slot }));
-      group.append(button);
-    });
-    bar.append(group);
+    bar.append(modelChoice("st-models", value, trigger));
     if (!value.trace) return bar;
     const label = make("label", "st-query", "Query ");
     const select = make("select");
@@ -127,7 +94,7 @@
   const turning = (name, before, angles, after) => {
     const half = angles.length;
     return grid(name, ["pair", "angle", "a", "b", "a cos − b sin", "b cos + a sin"], angles.map((angle, i) => [
-      `${i}, ${i + half}`, angle.toPrecision(9), digits(before[i]), digits(before[i + half]),
+      `${i}, ${i + half}`, digits(angle, 9), digits(before[i]), digits(before[i + half]),
       digits(after[i]), digits(after[i + half]),
     ]));
   };
@@ -137,9 +104,7 @@
     box.append(choices(value, trigger));
     element.replaceChildren(box);
     if (!value.trace) {
-      const notice = make("p", "af-notice", value.problem);
-      notice.setAttribute("role", "status");
-      box.append(notice);
+      box.append(notice(value.problem));
       box.dataset.painted = value.stamp;
       return;
     }
@@ -220,7 +185,7 @@
         `scaled = dot product × ${digits(trace.scale)} · the mask lets this query see ${value.mask} · exponential = exp(after the mask − ${digits(trace.maximum)}) · ` +
         `their sum = ${digits(trace.exponential_sum)} · weight = exponential ÷ sum`,
         side,
-        make("p", "st-check", `These steps are computed in float64. Largest difference from the model's own row: ${trace.max_abs_error.toExponential(2)}`)),
+        make("p", "st-check", `These steps are computed in float64. Largest difference from the model's own row: ${written(trace.max_abs_error, (error) => error.toExponential(2))}`)),
       step(4, "Context vector", `the values, weighted and added up: ${size} numbers`, mixing,
         folded("Show the whole context vector", () => vector(trace.context, "Context vector"))),
       step(5, "This head's share of the output",

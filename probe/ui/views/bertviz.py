@@ -190,14 +190,14 @@ def surroundings(_asked: list[Any]) -> dict[str, str]:
 @cache
 def _head() -> str:
     """A frame's rules, its style, the two libraries and what joins them to bertviz."""
-    files = [*ASSETS.iterdir(), ASSETS.parents[2] / "display" / "assets" / "bidi.js"]
+    files = [*ASSETS.iterdir(), ASSETS.parents[2] / "display" / "assets" / "shared.js"]
     read = {file.name: file.read_text(encoding="utf-8") for file in files}
     scripts = "".join(
         f"<script>{read[name]}</script>"
         for name in (
             "d3-5.7.0.min.js",
             "jquery-3.7.1.min.js",
-            "bidi.js",
+            "shared.js",
             "frame.js",
         )
     )

@@ -43,7 +43,7 @@
       box.append(title);
     });
     for (const text of svg.querySelectorAll(kind === "head" ? "g g text" : "text.token")) {
-      const isolated = attentionIsolate(text.textContent);
+      const isolated = attentionShared.isolate(text.textContent);
       if (isolated !== text.textContent) text.textContent = isolated;
       shorten(text, ROOM[kind]);
     }

@@ -3,13 +3,7 @@
  * The frame is sandboxed without an origin: a script in it reaches neither this page nor the network. All that comes
  * out of it are messages about its height and that it has drawn.
  */
-const make = (tag, className, text) => {
-  const node = document.createElement(tag);
-  if (className) node.className = className;
-  if (text !== undefined) node.textContent = text;
-  return node;
-};
-const dark = () => document.body.classList.contains("dark") || document.documentElement.classList.contains("dark");
+const { make, notice, theme, watchTheme } = window.attentionShared;
 const cards = new Map();   // key of a drawing -> {card, frame}
 const root = make("div");
 let surroundings = null;
@@ -21,12 +15,8 @@ const build = (half, parts) => {
   head.append(make("h2", "af-title", half.title));
   if (half.subtitle) head.append(make("p", "af-subtitle", half.subtitle));
   card.append(head);
-  const notice = (text) => {
-    const line = make("p", "af-notice", text);
-    line.setAttribute("role", "status");
-    head.after(line);
-  };
-  if (half.notice) notice(half.notice);
+  const say = (text) => head.after(notice(text));
+  if (half.notice) say(half.notice);
   if (!half.drawing) {
     card.dataset.painted = half.stamp;
     return { card };
@@ -35,10 +25,10 @@ const build = (half, parts) => {
   frame.setAttribute("sandbox", "allow-scripts");
   frame.title = half.label;
   Object.assign(frame.style, { display: "block", width: "100%", border: "0", height: "120px" });
-  frame.srcdoc = `<!doctype html><html lang="en" class="${dark() ? "dark" : ""}"><head>${parts.head}</head>` +
+  frame.srcdoc = `<!doctype html><html lang="en" class="${theme()}"><head>${parts.head}</head>` +
     `<body class="${half.kind}">${half.drawing}<script>finish("${half.kind}")</script></body></html>`;
   card.append(frame);
-  return { card, frame, stamp: half.stamp, notice };
+  return { card, frame, stamp: half.stamp, say };
 };
 
 const show = async () => {
@@ -65,10 +55,10 @@ window.addEventListener("message", (event) => {
   if (!entry || !said) return;
   if (Number.isFinite(said.height)) entry.frame.style.height = Math.min(Math.max(said.height, 60), 20000) + "px";
   if (said.drawn) entry.card.dataset.painted = entry.stamp;
-  if (said.problem) entry.notice("bertviz could not draw this: " + String(said.problem).slice(0, 200));
+  if (said.problem) entry.say("bertviz could not draw this: " + String(said.problem).slice(0, 200));
 });
-new MutationObserver(() => {
-  for (const { frame } of cards.values()) if (frame) frame.contentWindow.postMessage({ dark: dark() }, "*");
-}).observe(document.body, { attributes: true, attributeFilter: ["class"] });
+watchTheme(() => {
+  for (const { frame } of cards.values()) if (frame) frame.contentWindow.postMessage({ dark: theme() === "dark" }, "*");
+});
 watch("value", show);
 show();
