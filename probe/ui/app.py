@@ -62,8 +62,6 @@ class Page:
         # controls, not those that the address asks for.
         self.view = gr.Textbox(VIEWS[0].id, visible=False)
         self.filled_view = gr.Textbox("", visible=False)
-        # The address that Back or Forward has gone to.
-        self.address = gr.Textbox("", visible="hidden", elem_id="gone-to")
         self.header = Header()
         with gr.Tabs(elem_id="views", overflow_behavior="wrap") as self.tabs:
             self.views = [view() for view in VIEWS]
@@ -164,9 +162,10 @@ class Page:
         """The page was opened: show what its address asks for."""
         return self.at(dict(request.query_params))
 
-    def go(self, address: str) -> list[Any]:
+    def go(self, event: gr.EventData) -> list[Any]:
         """Back or Forward has gone to an address: show what it asks for."""
-        return self.at(dict(parse_qsl(address.removeprefix("?"), keep_blank_values=True)))
+        address = str(event._data.get("address", "")).removeprefix("?")
+        return self.at(dict(parse_qsl(address, keep_blank_values=True)))
 
     def at(self, params: dict[str, str]) -> list[Any]:
         """Values for everything, from an address."""
@@ -365,7 +364,7 @@ class Page:
         busy: dict[str, Any] = {"show_progress": "minimal", "show_progress_on": [header.verdict]}
         again = [self.filled_view, *self.looked]
         demo.load(self.open, None, opened, show_progress="hidden", **_RUN)
-        self.address.input(self.go, self.address, opened, show_progress="hidden", **_RUN, **_LAST)
+        self.share.select(self.go, None, opened, show_progress="hidden", **_RUN, **_LAST)
 
         def run_on(
             begin: Callable[..., Any], function: Callable[..., Any], inputs: list[Any], *more: Any

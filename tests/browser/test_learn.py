@@ -10,7 +10,7 @@ from browser.conftest import Figure, Visitor
 from playwright.sync_api import Locator, expect
 
 from attention.examples import DRAW_A_MAP, THE_CAT_SAT_ON
-from probe.ui.learn import CHAPTERS, TITLES, lessons
+from probe.ui.views.learn import CHAPTERS, TITLES, lessons
 
 IDS = [chapter.id for chapter in CHAPTERS]
 

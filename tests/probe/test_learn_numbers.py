@@ -9,8 +9,8 @@ import torch
 
 from attention.examples import DESSERTS, DRAW_A_MAP, GPT2_SMALL, GPT2_XL, THE_CAT_SAT_ON, GPT2Size
 from probe import ProbeError
-from probe.ui.learn import CHAPTERS, lessons
-from probe.ui.learn.chapter import Chapter
+from probe.ui.views.learn import CHAPTERS, lessons
+from probe.ui.views.learn.chapter import Chapter
 
 BY_ID = {chapter.id: chapter for chapter in CHAPTERS}
 

@@ -95,10 +95,11 @@
 
   /* Another view is a step in the browser's history; anything else changes the step it is on. */
   const viewOf = (query) => new URLSearchParams(query).get("view");
-  let inSight = null;
+  let inSight = null, goTo = () => {};
   const share = (element, value, trigger) => {
     const moves = inSight !== null && inSight !== viewOf(value.query);
     inSight = viewOf(value.query);
+    goTo = (address) => trigger("select", { address });
     history[moves ? "pushState" : "replaceState"](history.state, "", location.pathname + value.query + location.hash);
     const note = value.left_out ? [make("span", "pg-note", value.left_out)] : [];
     code(element, value, trigger, copyButton("Copy link", () => location.href), ...note);
@@ -106,11 +107,8 @@
 
   /* Back and Forward: the server shows what the address asks for, as it does when the page is opened. */
   window.addEventListener("popstate", () => {
-    const box = document.querySelector("#gone-to textarea, #gone-to input");
-    if (!box) return;
     inSight = viewOf(location.search);
-    box.value = location.search;
-    box.dispatchEvent(new Event("input", { bubbles: true }));
+    goTo(location.search);
   });
 
   window.attentionParts = { copyButton, modelChoice, saveButton };
