@@ -155,6 +155,11 @@ def overwrite(folder: Path, other: Path) -> None:
         file.write((other / WEIGHTS).read_bytes())
 
 
+def same(first: torch.Tensor, second: torch.Tensor) -> bool:
+    """Whether two runs can be of the same weights."""
+    return torch.allclose(first, second, rtol=0, atol=1e-5)
+
+
 def test_sha256_and_numbers_are_those_of_what_was_loaded(tiny_gpt2: Callable[..., Path]) -> None:
     folder, other = tiny_gpt2(seed=0), tiny_gpt2(seed=1)
     expected = hashlib.sha256((folder / WEIGHTS).read_bytes()).hexdigest()
@@ -162,17 +167,17 @@ def test_sha256_and_numbers_are_those_of_what_was_loaded(tiny_gpt2: Callable[...
     before = probe.attend(model, SENTENCE).weights(1, 1)
     overwrite(folder, other)
     assert model.sha256 == expected
-    assert torch.equal(probe.attend(model, SENTENCE).weights(1, 1), before)
+    assert same(probe.attend(model, SENTENCE).weights(1, 1), before)
     assert probe.verify(model, SENTENCE).sha256 == expected
 
 
 def test_a_folder_that_was_overwritten_is_loaded_again(tiny_gpt2: Callable[..., Path]) -> None:
     folder, other = tiny_gpt2(seed=0), tiny_gpt2(seed=1)
     old, new = (probe.attend(probe.load(str(one)), SENTENCE).weights(1, 1) for one in (folder, other))
-    assert not torch.equal(old, new)
-    assert torch.equal(probe.attend(str(folder), SENTENCE).weights(1, 1), old)
+    assert not same(old, new)
+    assert same(probe.attend(str(folder), SENTENCE).weights(1, 1), old)
     overwrite(folder, other)
-    assert torch.equal(probe.attend(str(folder), SENTENCE).weights(1, 1), new)
+    assert same(probe.attend(str(folder), SENTENCE).weights(1, 1), new)
     assert probe.verify(str(folder), SENTENCE).sha256 == probe.load(str(other)).sha256
 
 
