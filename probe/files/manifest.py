@@ -227,7 +227,7 @@ def manifest_of(result: Result, model: Model, place: Place = None) -> Manifest:
     kind, layer, head = place or (None, None, None)
     if isinstance(result, (Trace, MaskComparison, TextComparison)):
         layer, head = result.layer, result.head
-    known = model.family is not None
+    known = model.has_sites
     bare = Manifest(
         what=next(name for name, kind in KINDS.items() if isinstance(result, kind)),
         model=model.name,
@@ -272,7 +272,7 @@ def check(result: Result, model: Model, manifest: Manifest) -> dict[str, Any]:
         report = result
     elif isinstance(result, Comparison):
         report = result.report
-    elif model.family is None and not backend.uses_interface(model.hf):
+    elif not model.has_sites and not backend.uses_interface(model.hf):
         return {"max_abs_error": None, "tolerance": None, "passed": None}
     else:
         report = verify(model, list(manifest.texts), _listed(manifest.targets), truncate=manifest.truncate)

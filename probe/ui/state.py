@@ -207,7 +207,7 @@ class Screen:
         """Whether the view in sight has something of this model to show."""
         if half.comparison is None:
             return False
-        return self.view not in _TAKEN_APART or half.comparison.model.family is not None
+        return self.view not in _TAKEN_APART or half.comparison.model.has_sites
 
     def place(self, asked: Asked) -> Place:
         """What a view that draws by itself is to draw; ``asked`` of its own controls, the rest as usual."""
