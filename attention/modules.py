@@ -360,8 +360,9 @@ class MultiHeadAttention(nn.Module):
     num_heads : number of heads.
     num_key_value_heads : number of key and value heads, each read by ``num_heads / num_key_value_heads``
         query heads in a row; ``num_heads`` if not given.
-    query_key_norm : whether queries and keys are normalised after the projection (:func:`attention.rms_norm`):
-        "head", each head's vector by itself; "all", the vectors of all heads together, as one; None, not.
+    query_key_norm : whether queries and keys are normalised after the projection, see
+        :func:`attention.rms_norm`: "head", each head's vector by itself; "all", the vectors of all heads
+        together, as one; None, not.
     rotary_frequencies : (head_dim / 2,) or fewer, turns queries and keys by their positions, after the norm
         (:func:`attention.rotate`); not at all if not given.
     rotary_interleaved : which numbers of a vector make a pair that turns; see :func:`attention.rotate`.
@@ -380,8 +381,8 @@ class MultiHeadAttention(nn.Module):
     Raises
     ------
     ValueError : if ``num_heads`` doesn't divide ``d_out``, or ``num_key_value_heads`` doesn't divide
-        ``num_heads``, naming both; if ``query_key_norm`` is none of the three; if ``dropout`` isn't between 0 and 1;
-        when called, if there are more tokens than ``context_length``, naming both.
+        ``num_heads``, naming both; if ``query_key_norm`` is none of the three; if ``dropout`` isn't between
+        0 and 1; when called, if there are more tokens than ``context_length``, naming both.
 
     References
     ----------

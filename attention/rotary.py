@@ -88,8 +88,11 @@ def rotate(x: Tensor, frequencies: Tensor, *, interleaved: bool = False) -> Tens
     cosine, sine = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
     count = frequencies.size(-1)
     turning, staying = x[..., : 2 * count], x[..., 2 * count :]
-    pairs = turning.unflatten(-1, (count, 2)) if interleaved else turning.unflatten(-1, (2, count))
-    side = -1 if interleaved else -2
-    first, second = pairs.unbind(side)  # (..., T, n), twice
-    turned = torch.stack([first * cosine - second * sine, second * cosine + first * sine], dim=side)
-    return torch.cat([turned.flatten(-2), staying], dim=-1)
+    if interleaved:
+        first, second = turning[..., 0::2], turning[..., 1::2]  # (..., T, n), twice
+    else:
+        first, second = turning.chunk(2, dim=-1)
+    turned = first * cosine - second * sine, second * cosine + first * sine
+    if interleaved:
+        return torch.cat([torch.stack(turned, dim=-1).flatten(-2), staying], dim=-1)
+    return torch.cat([*turned, staying], dim=-1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import transformers
@@ -14,14 +14,34 @@ from attention import rotary_angles, rotate, scaled_dot_product_attention, softm
 from probe.analyses.checks.report import finite
 from probe.display.nonfinite import nonfinite
 from probe.errors import ProbeError
-from probe.models.families import Projection, Site
+from probe.models.families import Projection, Role, Site
 from probe.models.loading import Model, resolve
 from probe.models.visibility import allowed_keys
 from probe.running.inputs import encode_for
 from probe.running.recording import Recording, record
 from probe.running.tokens import Text, visible
 
-Role = Literal["query", "key", "value"]
+
+@dataclass(frozen=True, eq=False)
+class Normalised:
+    """How a head's queries or keys are brought to one size, in float64.
+
+    Attributes
+    ----------
+    gain : (head_dim,), what each number is multiplied with after the division.
+    eps : what is added to the mean square before its root is taken.
+    of_all_heads : (T,), the mean square of the numbers of all heads, where they are normalised as one vector;
+        None where it is taken over this head's alone.
+    """
+
+    gain: Tensor
+    eps: float
+    of_all_heads: Tensor | None
+
+    def size(self, vectors: Tensor) -> Tensor:
+        """What each vector is divided by: (T, head_dim) -> (T,), the root of its mean square and eps."""
+        own = vectors.square().mean(-1) if self.of_all_heads is None else self.of_all_heads
+        return torch.sqrt(own + self.eps)
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,8 +57,10 @@ class HeadNumbers:
     window : how many of the last tokens a query sees, itself included; None for all of them.
     key_head : which key and value head it reads, and how many heads do: (key head, heads); None if it has one
         of its own.
-    frequencies : (head_dim / 2,), how far each pair of numbers of a query or key turns from one position to
-        the next, in radians; None without rotary positions.
+    query_norm, key_norm : how queries and keys are normalised after the projection; None if they aren't.
+    frequencies : (n,), how far each pair of numbers of a query or key turns from one position to the next, in
+        radians; the first 2 n numbers turn. None without rotary positions.
+    interleaved : whether pair i is the numbers 2 i and 2 i + 1, in place of i and i + n.
     inputs : (T, d_model), or None where only the scaled scores are known.
     query_weight, key_weight, value_weight : (head_dim, d_model).
     query_bias, key_bias, value_bias : (head_dim,), or None.
@@ -53,7 +75,10 @@ class HeadNumbers:
     scale: float
     window: int | None = None
     key_head: tuple[int, int] | None = None
+    query_norm: Normalised | None = None
+    key_norm: Normalised | None = None
     frequencies: Tensor | None = None
+    interleaved: bool = False
     inputs: Tensor | None = None
     query_weight: Tensor | None = None
     key_weight: Tensor | None = None
@@ -79,11 +104,31 @@ class HeadNumbers:
         product: Tensor = self.inputs @ weight.T  # (T, d_model) @ (d_model, head_dim) -> (T, head_dim)
         return product if bias is None else product + bias
 
+    def norm(self, role: Role) -> Normalised | None:
+        """How queries or keys are normalised, if they are."""
+        return {"query": self.query_norm, "key": self.key_norm, "value": None}[role]
+
+    def sizes(self, role: Role) -> Tensor | None:
+        """(T,), what the vectors of a role are divided by; None if they aren't normalised."""
+        norm = self.norm(role)
+        return None if norm is None else norm.size(self.projected(role))
+
+    def normalised(self, role: Role) -> Tensor:
+        """Projected and, if they are, normalised: (T, head_dim)."""
+        projected, norm = self.projected(role), self.norm(role)
+        return projected if norm is None else projected / norm.size(projected)[:, None] * norm.gain
+
     def vectors(self, role: Role) -> Tensor:
-        """What takes part in the attention: projected, and turned by position if it is a query or key."""
-        projected = self.projected(role)
-        turns = self.frequencies is not None and role != "value"
-        return rotate(projected, self.frequencies) if turns else projected  # type: ignore[arg-type]
+        """What takes part in the attention: projected; queries and keys normalised and turned by position."""
+        before = self.normalised(role)
+        if self.frequencies is None or role == "value":
+            return before
+        return rotate(before, self.frequencies, interleaved=self.interleaved)
+
+    def pair(self, pair: int) -> tuple[int, int]:
+        """Which two numbers of a vector turn together."""
+        assert self.frequencies is not None
+        return (2 * pair, 2 * pair + 1) if self.interleaved else (pair, pair + len(self.frequencies))
 
     @property
     def scaled_scores(self) -> Tensor:
@@ -99,7 +144,7 @@ class HeadNumbers:
 
     @property
     def angles(self) -> Tensor | None:
-        """(T, head_dim / 2), how far each pair of numbers is turned at each position; None if they aren't."""
+        """(T, n), how far each pair of numbers is turned at each position; None if they aren't."""
         return (
             None if self.frequencies is None else rotary_angles(len(self.tokens), self.frequencies).double()
         )
@@ -113,9 +158,12 @@ class Trace:
     follows from the lines before it to as many digits as are shown. ``model_weights`` is what the model
     itself computed, in its own dtype, beside them.
 
-    With rotary positions (Su et al. 2021) query and keys are turned after the projection: pair i of a vector
-    at position p, its numbers (a, b) = (x[i], x[i + head_dim / 2]), becomes (a cos - b sin, b cos + a sin) of
-    the angle p x frequency i. Angles, sines and cosines are rounded to float32, as the models do.
+    In some models query and keys are normalised after the projection: divided by their size, the root of
+    their mean square, and multiplied with a gain for each number (Zhang and Sennrich 2019). With rotary
+    positions (Su et al. 2021) they are turned then: pair i of a vector at position p, its numbers
+    (a, b) = (x[i], x[i + n]) with n frequencies, becomes (a cos - b sin, b cos + a sin) of the angle
+    p x frequency i; (x[2 i], x[2 i + 1]) if ``interleaved``. Angles, sines and cosines are rounded to
+    float32, as the models do.
 
     Attributes
     ----------
@@ -123,12 +171,17 @@ class Trace:
     text, tokens, special, truncated : as in a ``Run``; T tokens.
     key_head : which key and value head this head reads: ``head``, unless several heads share one.
     input : (d_model,), the layer's attention input at the query's position.
-    frequencies : (head_dim / 2,), radians a position; this and the next three are None without rotary
-        positions.
-    angles : (T, head_dim / 2), radians, position times frequency.
-    projected_query : (head_dim,), the query vector before it is turned.
-    projected_keys : (T, head_dim), the keys before they are turned.
-    query_vector : (head_dim,), input times the head's query weights, plus their bias; turned by its position.
+    frequencies : (n,), radians a position; this and the angles are None without rotary positions.
+    interleaved : which numbers turn together.
+    angles : (T, n), radians, position times frequency.
+    projected_query : (head_dim,), the query vector before it is normalised and turned; None if it is neither.
+    projected_keys : (T, head_dim), the keys likewise.
+    query_size : what the query is divided by; this and the next five are None where nothing is normalised.
+    key_sizes : (T,), what each key is divided by.
+    query_gain, key_gain : (head_dim,), what their numbers are then multiplied with.
+    normalised_query : (head_dim,), the query vector after that, before it is turned.
+    normalised_keys : (T, head_dim), the keys likewise.
+    query_vector : (head_dim,), input times the head's query weights, plus their bias; normalised and turned.
     keys, values : (T, head_dim), the same with the key and value weights, for every token; values don't turn.
     dot_products : (T,), query vector times each key.
     scale : what they are multiplied with, 1 / sqrt(head_dim) in most models.
@@ -160,9 +213,16 @@ class Trace:
     key_head: int
     input: Tensor
     frequencies: Tensor | None
+    interleaved: bool
     angles: Tensor | None
     projected_query: Tensor | None
     projected_keys: Tensor | None
+    query_size: float | None
+    key_sizes: Tensor | None
+    query_gain: Tensor | None
+    key_gain: Tensor | None
+    normalised_query: Tensor | None
+    normalised_keys: Tensor | None
     query_vector: Tensor
     keys: Tensor
     values: Tensor
@@ -271,7 +331,9 @@ def trace_of(recording: Recording, layer: int, head: int, query: int) -> Trace:
     seen, site = recording.layers[layer], model.sites[layer]
     numbers = _head_numbers(recording, layer, head)
     assert numbers.inputs is not None
-    turned = numbers.frequencies is not None
+    query_norm, key_norm = numbers.query_norm, numbers.key_norm
+    query_sizes = numbers.sizes("query")
+    kept = numbers.frequencies is not None or query_norm is not None
 
     with torch.no_grad():
         query_vector, keys, values = (numbers.vectors(role) for role in ("query", "key", "value"))
@@ -300,9 +362,16 @@ def trace_of(recording: Recording, layer: int, head: int, query: int) -> Trace:
         key_head=head // site.group,
         input=numbers.inputs[query],
         frequencies=numbers.frequencies,
+        interleaved=numbers.interleaved,
         angles=numbers.angles,
-        projected_query=numbers.projected("query")[query] if turned else None,
-        projected_keys=numbers.projected("key") if turned else None,
+        projected_query=numbers.projected("query")[query] if kept else None,
+        projected_keys=numbers.projected("key") if kept else None,
+        query_size=None if query_sizes is None else float(query_sizes[query]),
+        key_sizes=numbers.sizes("key"),
+        query_gain=None if query_norm is None else query_norm.gain,
+        key_gain=None if key_norm is None else key_norm.gain,
+        normalised_query=None if query_norm is None else numbers.normalised("query")[query],
+        normalised_keys=None if key_norm is None else numbers.normalised("key"),
         query_vector=query_vector[query],
         keys=keys,
         values=values,
@@ -329,7 +398,7 @@ def _head_numbers(recording: Recording, layer: int, head: int) -> HeadNumbers:
     model, (encoding,), seen = recording.model, recording.encodings, recording.layers[layer]
     site = model.sites[layer]
     key_head = head // site.group
-    frequencies = site.rotary_frequencies
+    frequencies, inputs = site.rotary_frequencies, _exact(seen.input[0])
     shared = (("key and value head", f"{key_head}, which {site.group} heads read"),) if site.group > 1 else ()
     text = encoding.text if isinstance(encoding.text, str) else " | ".join(encoding.text)
     return HeadNumbers(
@@ -339,8 +408,11 @@ def _head_numbers(recording: Recording, layer: int, head: int) -> HeadNumbers:
         scale=site.scale,
         window=site.window,
         key_head=(key_head, site.group) if site.group > 1 else None,
+        query_norm=_normalised(site, "query", head, inputs),
+        key_norm=_normalised(site, "key", key_head, inputs),
         frequencies=None if frequencies is None else _exact(frequencies),
-        inputs=_exact(seen.input[0]),
+        interleaved=site.rotary_interleaved,
+        inputs=inputs,
         **_of_head(site, "query", site.query, head),
         **_of_head(site, "key", site.key, key_head),
         **_of_head(site, "value", site.value, key_head),
@@ -370,6 +442,21 @@ def _of_head(site: Site, role: Role, projection: Projection, head: int) -> dict[
         f"{role}_weight": _exact(projection.weight()[rows]),
         f"{role}_bias": None if bias is None else _exact(bias[rows]),
     }
+
+
+def _normalised(site: Site, role: Role, head: int, inputs: Tensor) -> Normalised | None:
+    """How one head's queries or keys are normalised, of tokens with these inputs: (T, d_model)."""
+    norm = site.norm(role)
+    if norm is None:
+        return None
+    gain = _exact(norm.gain())
+    if norm.over == "head":
+        return Normalised(gain, norm.eps, None)
+    projection: Projection = getattr(site, role)
+    bias = projection.bias()
+    every_head = inputs @ _exact(projection.weight()).T + (0.0 if bias is None else _exact(bias))
+    rows = slice(head * site.head_dim, (head + 1) * site.head_dim)
+    return Normalised(gain[rows], norm.eps, every_head.square().mean(-1))
 
 
 def _exact(tensor: Tensor) -> Tensor:

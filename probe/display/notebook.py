@@ -74,7 +74,12 @@ def comparison_html(comparison: Comparison) -> str:
 def trace_html(trace: Trace) -> str:
     """The way from dot products to weights, a row for each key."""
     about = _about(trace.model_name, trace.source, trace.text, len(trace.tokens), trace.truncated)
-    turned = "" if trace.frequencies is None else "; query and keys are turned by their positions"
+    made = {
+        "normalised": trace.query_gain is not None,
+        "turned by their positions": trace.frequencies is not None,
+    }
+    done = " and ".join(what for what, is_done in made.items() if is_done)
+    turned = f"; query and keys are {done}" if done else ""
     title = (
         f"Layer {trace.layer}, head {trace.head}; query {trace.query} {trace.tokens[trace.query]}. It sees "
         f"{trace.mask}{turned}. Scale "

@@ -180,32 +180,62 @@ def trace_table(trace: Trace) -> str:
 
 
 def _query_and_keys(trace: Trace) -> list[str]:
-    """The vectors that the dot products are of, and with rotary positions how they were turned."""
+    """The vectors that the dot products are of, how they were normalised, and how they were turned."""
     named = list(enumerate(trace.tokens))
     title = f"Key vectors, likewise{trace.shared}:"
     query, keys = trace.projected_query, trace.projected_keys
-    if trace.frequencies is None or trace.angles is None or query is None or keys is None:
+    if query is None or keys is None:
         return [
             f"Query vector = input x query weights + bias:\n{_vector(trace.query_vector)}",
             f"{title}\n" + "\n".join(f"{i} {token}:\n{_vector(trace.keys[i])}" for i, token in named),
         ]
-    half = len(trace.frequencies)
+    # What comes first of each key, and of the query.
+    of_keys = [f"{i} {token}, before it is turned:\n{_vector(keys[i])}" for i, token in named]
+    of_query = [f"Query vector before it is turned = input x query weights + bias:\n{_vector(query)}"]
+    if trace.query_size is not None:
+        assert trace.query_gain is not None and trace.normalised_query is not None
+        assert trace.key_gain is not None and trace.normalised_keys is not None
+        assert trace.key_sizes is not None
+        numbers = trace.numbers
+        together = numbers.query_norm is not None and numbers.query_norm.of_all_heads is not None
+        of_what = "all heads' numbers" if together else "its numbers"
+        of_query = [
+            f"Query vector before it is normalised = input x query weights + bias:\n{_vector(query)}",
+            f"Gains of query vectors:\n{_vector(trace.query_gain)}",
+            f"Gains of key vectors:\n{_vector(trace.key_gain)}",
+            f"Query vector, normalised = divided by {digits(trace.query_size)}, the root mean square of "
+            f"{of_what}, times gain:\n"
+            f"{_vector(trace.normalised_query)}",
+        ]
+        of_keys = [
+            f"{i} {token}, before it is normalised:\n{_vector(keys[i])}\n"
+            f"normalised, the root mean square being {digits(trace.key_sizes[i])}:\n"
+            f"{_vector(trace.normalised_keys[i])}"
+            for i, token in named
+        ]
+        query, keys = trace.normalised_query, trace.normalised_keys
+    if trace.frequencies is None or trace.angles is None:
+        return [*of_query, f"{title}\n" + "\n".join(of_keys)]
+    pairs = [trace.numbers.pair(pair) for pair in range(len(trace.frequencies))]
+    which = "2 i" if trace.interleaved else "i"
+    other = "2 i + 1" if trace.interleaved else f"i + {len(pairs)}"
+    stay = "" if 2 * len(pairs) == len(query) else f"  Numbers from {2 * len(pairs)} on stay."
     turned = _table("pair", "frequency", "angle", "a", "b", "a cos - b sin", "b cos + a sin")
-    for pair in range(half):
+    for pair, places in enumerate(pairs):
         turned.add_row(
             str(pair),
             _angle(trace.frequencies[pair]),
             _angle(trace.angles[trace.query, pair]),
-            *(digits(vector[i]) for vector in (query, trace.query_vector) for i in (pair, pair + half)),
+            *(digits(vector[i]) for vector in (query, trace.query_vector) for i in places),
         )
     return [
-        f"Query vector before it is turned = input x query weights + bias:\n{_vector(query)}",
-        f"Turned by its position: pair i is number i, called a, and number i + {half}, called b.  Angle = "
-        f"position x frequency = {trace.query} x frequency, in radians.\n\n{render(turned).rstrip()}",
+        *of_query,
+        f"Turned by its position: pair i is number {which}, called a, and number {other}, called b.  Angle = "
+        f"position x frequency = {trace.query} x frequency, in radians.{stay}\n\n{render(turned).rstrip()}",
         f"Query vector, turned:\n{_vector(trace.query_vector)}",
         f"{title}\n"
         + "\n".join(
-            f"{i} {token}, before it is turned:\n{_vector(keys[i])}\n"
+            f"{of_keys[i]}\n"
             f"angles = {i} x frequency:\n{_lines([f'{_angle(angle):>15}' for angle in trace.angles[i]])}\n"
             f"turned:\n{_vector(trace.keys[i])}"
             for i, token in named

@@ -63,5 +63,5 @@ def test_queries_and_keys_are_normalised_and_then_turned(over: Literal["head", "
 
 
 def test_another_kind_of_norm_is_refused() -> None:
-    with pytest.raises(ValueError, match="\"head\", \"all\" or None; got 'layer'"):
+    with pytest.raises(ValueError, match='"head", "all" or None; got \'layer\''):
         MultiHeadAttention(12, 24, 6, query_key_norm="layer")  # type: ignore[arg-type]

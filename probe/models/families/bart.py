@@ -16,6 +16,4 @@ def causal(config: PretrainedConfig) -> bool | None:
     return None
 
 
-FAMILY = Family(
-    ("bart", "mbart", "marian", "pegasus", "blenderbot", "blenderbot-small", "m2m_100"), causal
-)
+FAMILY = Family(("bart", "mbart", "marian", "pegasus", "blenderbot", "blenderbot-small", "m2m_100"), causal)

@@ -69,7 +69,7 @@ def turns_steadily(config: Any) -> bool:
 
 
 def turning(rotary: nn.Module, kind: str | None = None) -> Tensor:
-    """A copy of the frequencies of a network's rotary module; of one kind of layer, where there are several."""
+    """A copy of the frequencies of a network's rotary module, where it has several of one kind of layer."""
     frequencies: Tensor = getattr(rotary, "inv_freq" if kind is None else f"{kind}_inv_freq")
     return frequencies.detach().clone()
 
@@ -93,7 +93,8 @@ class Family:
     scale
         What a layer's dot products are multiplied with, as it is handed to the backend: of the configuration,
         the head's width and the layer. None if the network's word has to do.
-    window : how many of the last positions a layer sees, its own included, of the configuration and the layer.
+    window
+        How many of the last positions a layer sees, its own included: of the configuration and the layer.
     bias
         What is added to the scaled scores, (1, H or 1, Tq, Tk): of the network, the calling module, the kind
         of attention, and the numbers of queries and keys.

@@ -36,6 +36,4 @@ def _site(attention: Any) -> Site:
     )
 
 
-FAMILY = Family(
-    ("gptj",), always_causal, sites, max_tokens=positions_of_config, float32_inside=True
-)
+FAMILY = Family(("gptj",), always_causal, sites, max_tokens=positions_of_config, float32_inside=True)

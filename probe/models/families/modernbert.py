@@ -33,9 +33,7 @@ def sites(hf: PreTrainedModel) -> tuple[Site, ...]:
 
 def _site(attention: Any, layer: int, frequencies: Tensor) -> Site:
     width = attention.Wqkv.out_features // 3
-    query, key, value = (
-        Projection(attention.Wqkv, start, start + width) for start in (0, width, 2 * width)
-    )
+    query, key, value = (Projection(attention.Wqkv, start, start + width) for start in (0, width, 2 * width))
     return Site(
         attention=attention,
         query=query,

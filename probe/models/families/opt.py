@@ -38,6 +38,4 @@ def max_tokens(hf: PreTrainedModel) -> int:
     return int(positions.num_embeddings) - int(positions.offset)
 
 
-FAMILY = Family(
-    ("opt",), always_causal, sites, scale=unscaled, max_tokens=max_tokens, float32_inside=True
-)
+FAMILY = Family(("opt",), always_causal, sites, scale=unscaled, max_tokens=max_tokens, float32_inside=True)

@@ -55,11 +55,11 @@ class Projection:
         return self._part(output, output.dim() - 1)
 
     def _part(self, tensor: Tensor, dim: int) -> Tensor:
-        part = slice(self.start, self.stop)
+        width = self.stop - self.start
         if self.every is None:
-            return tensor[(*[slice(None)] * dim, part)]
+            return tensor.narrow(dim, self.start, width)
         by_head = tensor.unflatten(dim, (-1, self.every))
-        return by_head[(*[slice(None)] * (dim + 1), part)].flatten(dim, dim + 1)
+        return by_head.narrow(dim + 1, self.start, width).flatten(dim, dim + 1)
 
 
 @dataclass(frozen=True)
