@@ -67,7 +67,7 @@ def numbers(result: Trace, place: Place) -> Numbers:
         if norm is not None and sizes is not None:
             blocks |= {f"{role}_size": sizes[:, None], f"{role}_gain": norm.gain[None]}
             if norm.of_all_heads is None:
-                blocks["epsilon"] = torch.tensor([[norm.eps]])
+                blocks["epsilon"] = torch.tensor([[norm.eps]], dtype=torch.float64)
             if turned:
                 blocks[f"normalised_{role}"] = of.normalised(role)
     if of.frequencies is not None and of.angles is not None:
