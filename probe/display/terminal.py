@@ -195,21 +195,20 @@ def _query_and_keys(trace: Trace) -> list[str]:
     if trace.query_size is not None:
         assert trace.query_gain is not None and trace.normalised_query is not None
         assert trace.key_gain is not None and trace.normalised_keys is not None
-        assert trace.key_sizes is not None
-        numbers = trace.numbers
-        together = numbers.query_norm is not None and numbers.query_norm.of_all_heads is not None
-        of_what = "all heads' numbers" if together else "its numbers"
+        norm = trace.numbers.query_norm
+        assert trace.key_sizes is not None and norm is not None
+        of_what = "its numbers" if norm.of_all_heads is None else "all heads' numbers"
         of_query = [
             f"Query vector before it is normalised = input x query weights + bias:\n{_vector(query)}",
             f"Gains of query vectors:\n{_vector(trace.query_gain)}",
             f"Gains of key vectors:\n{_vector(trace.key_gain)}",
-            f"Query vector, normalised = divided by {digits(trace.query_size)}, the root mean square of "
-            f"{of_what}, times gain:\n"
+            f"Query vector, normalised = divided by {digits(trace.query_size)}, the root of (the mean square "
+            f"of {of_what} + {norm.eps:g}), times gain:\n"
             f"{_vector(trace.normalised_query)}",
         ]
         of_keys = [
             f"{i} {token}, before it is normalised:\n{_vector(keys[i])}\n"
-            f"normalised, the root mean square being {digits(trace.key_sizes[i])}:\n"
+            f"normalised, divided by {digits(trace.key_sizes[i])}:\n"
             f"{_vector(trace.normalised_keys[i])}"
             for i, token in named
         ]

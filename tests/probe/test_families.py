@@ -151,7 +151,9 @@ def folders(
             return tiny_bert(num_hidden_layers=3)
         if case.family == "gpt2":
             return tiny_gpt2(n_layer=3)
-        return tiny.family_saver(case.family, lambda: tmp_path_factory.mktemp(case.family))(**copy.deepcopy(case.config))
+        return tiny.family_saver(case.family, lambda: tmp_path_factory.mktemp(case.family))(
+            **copy.deepcopy(case.config)
+        )
 
     return {name: saved(case) for name, case in CASES.items()}
 
