@@ -116,7 +116,8 @@ def test_the_norm_is_a_step_of_the_trace(models: dict[str, Model], name: str) ->
     size = float(printed.partition("divided by ")[2].partition(",")[0])
     together = name == "olmo2"
     whose = "all heads' numbers" if together else "its numbers"
-    assert f", the root of (the mean square of {whose} + 1e-06), times gain" in printed
+    eps = model.hf.config.rms_norm_eps
+    assert f", the root of (the mean square of {whose} + {eps:g}), times gain" in printed
     if not together:
         assert size == pytest.approx(float((trace.projected_query.square().mean() + 1e-6).sqrt()), rel=1e-6)
     by_hand = trace.projected_query / size * trace.query_gain
