@@ -24,6 +24,7 @@ from .modules import (
     SimplifiedSelfAttention,
     StackedMultiHeadAttention,
 )
+from .norms import rms_norm
 from .reference import attention_by_loops
 from .rotary import rotary_angles, rotary_frequencies, rotate
 
@@ -45,6 +46,7 @@ __all__ = [
     "naive_softmax",
     "padding_mask",
     "renormalised_causal",
+    "rms_norm",
     "rotary_angles",
     "rotary_frequencies",
     "rotate",

@@ -18,13 +18,14 @@ leading dimensions.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import cast
+from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
 
 from .functional import AttentionSteps, check_probability, scaled_dot_product_attention
 from .masks import causal_mask, combine_masks
+from .norms import RMSNorm
 from .rotary import rotate
 
 
@@ -326,7 +327,8 @@ class MultiHeadSteps:
 
     Attributes
     ----------
-    query : (..., num_heads, Tq, head_dim), turned by its positions if there are rotary ones.
+    query : (..., num_heads, Tq, head_dim), normalised if the module does so, and turned by its positions if
+        there are rotary ones.
     key : (..., num_heads, Tk, head_dim), likewise; query heads that share one each have a copy.
     value : (..., num_heads, Tk, head_dim), likewise shared.
     heads : the attention of all heads. Its weights are (..., num_heads, Tq, Tk), its output is
@@ -349,7 +351,7 @@ class MultiHeadAttention(nn.Module):
     The same function as :class:`StackedMultiHeadAttention` followed by a linear layer, with one matrix
     multiplication per role where the stack has ``num_heads``. This is the attention of BERT and of GPT-2:
     with their weights it computes what they compute; with rotary positions and grouped queries, that of
-    Llama.
+    Llama; with normalised queries and keys besides, that of Qwen3, Gemma 3 and OLMo 2.
 
     Parameters
     ----------
@@ -358,8 +360,12 @@ class MultiHeadAttention(nn.Module):
     num_heads : number of heads.
     num_key_value_heads : number of key and value heads, each read by ``num_heads / num_key_value_heads``
         query heads in a row; ``num_heads`` if not given.
-    rotary_frequencies : (head_dim / 2,), turns queries and keys by their positions
+    query_key_norm : whether queries and keys are normalised after the projection, see
+        :func:`attention.rms_norm`: "head", each head's vector by itself; "all", the vectors of all heads
+        together, as one; None, not.
+    rotary_frequencies : (head_dim / 2,) or fewer, turns queries and keys by their positions, after the norm
         (:func:`attention.rotate`); not at all if not given.
+    rotary_interleaved : which numbers of a vector make a pair that turns; see :func:`attention.rotate`.
     d_key_value_in : width of the key and value inputs, in cross-attention; ``d_in`` if not given.
     out_width : width of the output; ``d_out`` if not given.
     bias : whether the query, key and value projections have a bias.
@@ -375,14 +381,15 @@ class MultiHeadAttention(nn.Module):
     Raises
     ------
     ValueError : if ``num_heads`` doesn't divide ``d_out``, or ``num_key_value_heads`` doesn't divide
-        ``num_heads``, naming both; if ``dropout`` isn't between 0 and 1;
-        when called, if there are more tokens than ``context_length``, naming both.
+        ``num_heads``, naming both; if ``query_key_norm`` is none of the three; if ``dropout`` isn't between
+        0 and 1; when called, if there are more tokens than ``context_length``, naming both.
 
     References
     ----------
     Vaswani et al. 2017, section 3.2.2 and figure 2 (right); for GPT-2, Radford et al. 2019, "Language Models
     are Unsupervised Multitask Learners", section 2.3; for grouped queries, Ainslie et al. 2023, "GQA:
-    Training Generalized Multi-Query Transformer Models from Multi-Head Checkpoints", section 2.2.
+    Training Generalized Multi-Query Transformer Models from Multi-Head Checkpoints", section 2.2; for
+    normalised queries and keys, Henry et al. 2020, "Query-Key Normalization for Transformers", section 3.
 
     Examples
     --------
@@ -400,7 +407,9 @@ class MultiHeadAttention(nn.Module):
         num_heads: int,
         *,
         num_key_value_heads: int | None = None,
+        query_key_norm: Literal["head", "all"] | None = None,
         rotary_frequencies: Tensor | None = None,
+        rotary_interleaved: bool = False,
         d_key_value_in: int | None = None,
         out_width: int | None = None,
         bias: bool = False,
@@ -418,6 +427,8 @@ class MultiHeadAttention(nn.Module):
         num_key_value_heads = num_heads if num_key_value_heads is None else num_key_value_heads
         if num_key_value_heads < 1 or num_heads % num_key_value_heads != 0:
             raise ValueError(f"{num_heads} heads can't share {num_key_value_heads} key heads evenly")
+        if query_key_norm not in ("head", "all", None):
+            raise ValueError(f'query_key_norm is "head", "all" or None; got {query_key_norm!r}')
         check_probability(dropout)
         d_key_value_in = d_in if d_key_value_in is None else d_key_value_in
         out_width = d_out if out_width is None else out_width
@@ -426,7 +437,9 @@ class MultiHeadAttention(nn.Module):
         self.num_heads = num_heads
         self.num_key_value_heads = num_key_value_heads
         self.head_dim = d_out // num_heads
+        self.query_key_norm = query_key_norm
         self.rotary_frequencies = rotary_frequencies
+        self.rotary_interleaved = rotary_interleaved
         self.causal = causal
         self.context_length = context_length
         self.dropout = dropout
@@ -438,6 +451,10 @@ class MultiHeadAttention(nn.Module):
         self.W_key = nn.Linear(d_key_value_in, key_value_out, bias=bias, device=device, dtype=dtype)
         self.W_value = nn.Linear(d_key_value_in, key_value_out, bias=bias, device=device, dtype=dtype)
         self.out_proj = nn.Linear(d_out, out_width, bias=out_bias, device=device, dtype=dtype)
+        if query_key_norm is not None:
+            of_all = query_key_norm == "all"
+            self.query_norm = RMSNorm(d_out if of_all else self.head_dim, device=device, dtype=dtype)
+            self.key_norm = RMSNorm(key_value_out if of_all else self.head_dim, device=device, dtype=dtype)
 
     def forward(
         self,
@@ -469,14 +486,21 @@ class MultiHeadAttention(nn.Module):
         num_queries, num_keys = query_input.size(-2), key_input.size(-2)
         _check_length(max(num_queries, num_keys), self.context_length)
 
-        # one projection per role, then its width is split into heads
-        query = self._split(self.W_query(query_input))  # (..., Tq, d_in) -> (..., H, Tq, head_dim)
-        key = self._split(self.W_key(key_input))  # (..., Tk, d_key_value_in) -> (..., H, Tk, head_dim)
-        value = self._split(self.W_value(value_input))  # (..., Tk, d_key_value_in) -> (..., H, Tk, head_dim)
+        # one projection per role
+        query = self.W_query(query_input)  # (..., Tq, d_in) -> (..., Tq, d_out)
+        key = self.W_key(key_input)  # (..., Tk, d_key_value_in) -> (..., Tk, H_kv * d)
+        value = self.W_value(value_input)  # (..., Tk, d_key_value_in) -> (..., Tk, H_kv * d)
+
+        # its width is split into heads; queries and keys are brought to one size, before that or after it
+        if self.query_key_norm == "all":
+            query, key = self.query_norm(query), self.key_norm(key)
+        query, key, value = self._split(query), self._split(key), self._split(value)  # -> (..., H, T, d)
+        if self.query_key_norm == "head":
+            query, key = self.query_norm(query), self.key_norm(key)
 
         # positions turn queries and keys, and leave values as they are
         if self.rotary_frequencies is not None:
-            query, key = rotate(query, self.rotary_frequencies), rotate(key, self.rotary_frequencies)
+            query, key = self._turn(query), self._turn(key)
 
         # several query heads in a row read the same key and value head
         if self.num_key_value_heads != self.num_heads:
@@ -503,6 +527,10 @@ class MultiHeadAttention(nn.Module):
         context = self._merge(heads.output)  # (..., H, Tq, head_dim) -> (..., Tq, d_out)
         output = self.out_proj(context)  # (..., Tq, d_out) -> (..., Tq, out_width)
         return MultiHeadSteps(query, key, value, heads, context, output)
+
+    def _turn(self, x: Tensor) -> Tensor:
+        """Turn each vector of queries or keys by its position: (..., H, T, d) -> (..., H, T, d)."""
+        return rotate(x, cast(Tensor, self.rotary_frequencies), interleaved=self.rotary_interleaved)
 
     def _split(self, x: Tensor) -> Tensor:
         """Cut the width into heads, and move the heads in front of the tokens."""

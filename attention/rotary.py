@@ -16,7 +16,7 @@ def rotary_frequencies(head_dim: int, base: float = 10_000.0) -> Tensor:
 
     Parameters
     ----------
-    head_dim : even; pair i is made of the numbers i and i + head_dim / 2.
+    head_dim : even; the width that is turned, where that is less than the head's.
     base : the larger, the slower the slowest pair turns.
 
     Returns
@@ -34,7 +34,7 @@ def rotary_frequencies(head_dim: int, base: float = 10_000.0) -> Tensor:
     if head_dim % 2 != 0:
         raise ValueError(f"rotary positions turn pairs of numbers, so head_dim must be even; got {head_dim}")
     pair = torch.arange(0, head_dim, 2, dtype=torch.float32)
-    return base ** -(pair / head_dim)
+    return 1.0 / base ** (pair / head_dim)  # rounded as models do that were trained with it
 
 
 def rotary_angles(num_positions: int, frequencies: Tensor) -> Tensor:
@@ -57,7 +57,7 @@ def rotary_angles(num_positions: int, frequencies: Tensor) -> Tensor:
     return positions[:, None] * frequencies.float()
 
 
-def rotate(x: Tensor, frequencies: Tensor) -> Tensor:
+def rotate(x: Tensor, frequencies: Tensor, *, interleaved: bool = False) -> Tensor:
     """Turn each vector by its position: (..., T, head_dim) -> (..., T, head_dim).
 
     The length of a vector stays what it is. Angles (from :func:`rotary_angles`), sines and cosines are
@@ -67,12 +67,15 @@ def rotate(x: Tensor, frequencies: Tensor) -> Tensor:
     Parameters
     ----------
     x : (..., T, head_dim), queries or keys; the first is at position 0.
-    frequencies : (head_dim / 2,), from :func:`rotary_frequencies`, or a model's own.
+    frequencies : (n,), from :func:`rotary_frequencies`, or a model's own; n is head_dim / 2, or less: then
+        the first 2 n numbers are turned, and the others stay.
+    interleaved : which numbers make a pair: (2 i, 2 i + 1) as in the paper and in GPT-J, or else
+        (i, i + n), which is the same with the numbers in another order.
 
     References
     ----------
-    Su et al. 2021, section 3.4.2, equation 34; the pairs are (i, i + head_dim / 2) instead of (2 i, 2 i + 1),
-    which is the same with the numbers in another order.
+    Su et al. 2021, section 3.4.2, equation 34; for turning a part only, Black et al. 2022, "GPT-NeoX-20B: An
+    Open-Source Autoregressive Language Model", section 2.1.
 
     Examples
     --------
@@ -81,7 +84,15 @@ def rotate(x: Tensor, frequencies: Tensor) -> Tensor:
     >>> rotate(torch.tensor([[3.0, 4.0], [3.0, 4.0]]), torch.tensor([torch.pi / 2])).round().tolist()
     [[3.0, 4.0], [-4.0, 3.0]]
     """
-    angles = rotary_angles(x.size(-2), frequencies.to(x.device))  # (T, head_dim / 2)
+    angles = rotary_angles(x.size(-2), frequencies.to(x.device))  # (T, n)
     cosine, sine = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
-    first, second = x.chunk(2, dim=-1)  # (..., T, head_dim / 2), twice
-    return torch.cat([first * cosine - second * sine, second * cosine + first * sine], dim=-1)
+    count = frequencies.size(-1)
+    turning, staying = x[..., : 2 * count], x[..., 2 * count :]
+    if interleaved:
+        first, second = turning[..., 0::2], turning[..., 1::2]  # (..., T, n), twice
+    else:
+        first, second = turning.chunk(2, dim=-1)
+    turned = first * cosine - second * sine, second * cosine + first * sine
+    if interleaved:
+        return torch.cat([torch.stack(turned, dim=-1).flatten(-2), staying], dim=-1)
+    return torch.cat([*turned, staying], dim=-1)

@@ -7,10 +7,12 @@ wrong scale or a swapped head would hardly change anything.
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import math
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,21 +27,37 @@ from transformers import (
     DistilBertModel,
     ElectraConfig,
     ElectraModel,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
     GPT2Config,
     GPT2LMHeadModel,
+    GPTJConfig,
+    GPTJForCausalLM,
+    GPTNeoXConfig,
+    GPTNeoXForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    ModernBertConfig,
+    ModernBertModel,
+    Olmo2Config,
+    Olmo2ForCausalLM,
     OPTConfig,
     OPTForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
     RobertaConfig,
     RobertaModel,
     RobertaTokenizer,
 )
+
+from scripts import families
 
 ROOT = Path(__file__).resolve().parent.parent
 GPT2_STORIES = ROOT / "probe" / "bundled" / "gpt2-stories"
@@ -60,7 +78,7 @@ def minilm_folder() -> Path:
     return Path(spec.origin).parent / "model"
 
 
-EMBEDDINGS = ("embeddings", "embed_tokens", "embed_positions", "wte", "wpe")
+EMBEDDINGS = ("embeddings", "embed_tokens", "embed_positions", "embed_in", "wte", "wpe")
 QUERY_OR_KEY = ("query", "key", "qkv", "c_attn", "q_lin", "k_lin", "q_proj", "k_proj")
 
 
@@ -74,7 +92,9 @@ def draw_weights(model: PreTrainedModel, seed: int) -> None:
 
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if parameter.dim() == 1:
+            if "q_norm" in name or "k_norm" in name:  # how large scores are is theirs to say
+                normal(parameter, 0.3, mean=float(parameter.mean()) + 0.7)
+            elif parameter.dim() == 1:
                 is_norm = name.endswith("weight")
                 normal(parameter, 0.3, mean=1.0 if is_norm else 0.0)
             elif any(part in name for part in EMBEDDINGS) and "project" not in name:
@@ -208,6 +228,20 @@ ENCODERS = {
     "distilbert": encoder(DistilBertConfig, DistilBertModel, dim=24, n_layers=3, n_heads=3, hidden_dim=32),
     # Layers 0 and 1 are the same modules, called twice.
     "albert": encoder(AlbertConfig, AlbertModel, embedding_size=16, num_hidden_groups=2),
+    # The second layer has a window, and turns queries and keys faster than the first.
+    "modernbert": encoder(
+        ModernBertConfig,
+        ModernBertModel,
+        num_hidden_layers=2,
+        global_attn_every_n_layers=2,
+        local_attention=12,
+        attention_bias=True,
+        pad_token_id=0,
+        cls_token_id=101,
+        sep_token_id=102,
+        bos_token_id=101,
+        eos_token_id=102,
+    ),
 }
 DECODERS = {
     "opt": decoder(OPTConfig, OPTForCausalLM, ffn_dim=32, word_embed_proj_dim=16),
@@ -222,7 +256,41 @@ DECODERS = {
         sliding_window=7,
         max_window_layers=1,
     ),
+    "qwen3": decoder(Qwen3Config, Qwen3ForCausalLM, num_hidden_layers=2, attention_bias=True, **GROUPED),
+    "olmo2": decoder(
+        Olmo2Config, Olmo2ForCausalLM, num_hidden_layers=2, num_key_value_heads=3, attention_bias=True
+    ),
+    # The first layer has a window, and turns queries and keys faster than the second.
+    "gemma3_text": decoder(
+        Gemma3TextConfig,
+        Gemma3ForCausalLM,
+        num_hidden_layers=2,
+        layer_types=["sliding_attention", "full_attention"],
+        sliding_window=7,
+        query_pre_attn_scalar=12,
+        attention_bias=True,
+        **GROUPED,
+    ),
+    # Half of each head is turned.
+    "phi3": decoder(
+        Phi3Config,
+        Phi3ForCausalLM,
+        hidden_size=48,
+        num_hidden_layers=2,
+        num_key_value_heads=2,
+        sliding_window=7,
+        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5},
+    ),
+    "gpt_neox": decoder(
+        GPTNeoXConfig,
+        GPTNeoXForCausalLM,
+        num_hidden_layers=2,
+        num_attention_heads=3,
+        rope_parameters={"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5},
+    ),
+    "gptj": decoder(GPTJConfig, GPTJForCausalLM, num_hidden_layers=2, num_attention_heads=3, rotary_dim=4),
 }
+NORMALISED = ("qwen3", "gemma3_text", "olmo2")
 
 
 # Decoders with rotary positions, in the shapes that matter: which head reads which key head, and windows. The
@@ -237,6 +305,27 @@ ROTARY: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 BUILDERS = ENCODERS | DECODERS
+
+
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10_000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+
+
+def watched(name: str) -> families.Family:
+    """One of the README's table; "NAME, yarn" turns queries and keys in a way that is described nowhere."""
+    name, _, rotation = name.partition(", ")
+    family = next(one for one in families.FAMILIES if one.name == name)
+    if not rotation:
+        return family
+    config = copy.deepcopy(family.build().config)
+    by_kind = [value for value in config.rope_parameters.values() if isinstance(value, dict)]
+    for parameters in by_kind or [config.rope_parameters]:
+        parameters.update(YARN)
+    return replace(family, build=lambda: type(family.build())(config))
 
 
 def family_saver(name: str, new_folder: Callable[[], Path]) -> Callable[..., Path]:

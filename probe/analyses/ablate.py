@@ -22,7 +22,7 @@ from probe.display.data import Axis, Cell, Column, Numbers, Panel, Sheet, Table,
 from probe.display.nonfinite import descending, nonfinite
 from probe.errors import ProbeError
 from probe.models import backend
-from probe.models.families import Site
+from probe.models.families import ROLES, Role, Site
 from probe.models.loading import Model, resolve
 from probe.models.visibility import allowed_keys
 from probe.running.capture import check_heads
@@ -425,7 +425,7 @@ class _Switch:
 
     def attach(self) -> Iterator[torch.utils.hooks.RemovableHandle]:
         if self.how == "other mask":
-            for module in {self.site.query.module, self.site.key.module, self.site.value.module}:
+            for module in {self.site.source(role) for role in ROLES}:
                 yield module.register_forward_hook(self._remember)
         yield self.site.output.module.register_forward_pre_hook(self._change)
 
@@ -443,14 +443,13 @@ class _Switch:
         elif self.how == "mean":
             contexts[:, :, self.heads] = contexts[:, :, self.heads].mean(dim=1, keepdim=True)
         else:
-            query, key, value = (self._vectors(role) for role in ("query", "key", "value"))
+            query, key, value = (self._vectors(role) for role in ROLES)
             steps = scaled_dot_product_attention(
                 query, key, value, mask=self.mask, scale=self.site.scale, keep_steps=False
             )
             contexts[:, :, self.heads] = steps.output.transpose(1, 2)
         return (contexts.flatten(-2), *args[1:])
 
-    def _vectors(self, role: Literal["query", "key", "value"]) -> Tensor:
+    def _vectors(self, role: Role) -> Tensor:
         """What takes part in the attention of the chosen heads: (B, len(heads), T, head_dim)."""
-        module = getattr(self.site, role).module
-        return self.site.heads(role, self.projected[module])[:, self.heads]
+        return self.site.heads(role, self.projected[self.site.source(role)])[:, self.heads]

@@ -341,13 +341,13 @@ def compare(
     True
     """
     model = resolve(model)
-    if model.family is None:
+    if not model.has_sites:
         query_key.check_possible(model)
     if isinstance(text, Mapping):
         return _from_query_and_key(model, tensors_for(model, text))
     encoding = encode_for(model, text, truncate=truncate)
     targets = encode_targets(model, text, target, truncate=truncate)
-    if model.family is None:
+    if not model.has_sites:
         return _from_query_and_key(model, encoding, *targets)
     return comparison_of(record(model, [encoding], logits=True))
 

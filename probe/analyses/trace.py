@@ -29,9 +29,12 @@ class Trace(Result, what="trace"):
     follows from the lines before it to as many digits as are shown. ``model_weights`` is what the model
     itself computed, in its own dtype, beside them.
 
-    With rotary positions (Su et al. 2021) query and keys are turned after the projection: pair i of a vector
-    at position p, its numbers (a, b) = (x[i], x[i + head_dim / 2]), becomes (a cos - b sin, b cos + a sin) of
-    the angle p x frequency i. Angles, sines and cosines are rounded to float32, as the models do.
+    In some models query and keys are normalised after the projection: divided by their size, the root of
+    their mean square, and multiplied with a gain for each number (Zhang and Sennrich 2019). With rotary
+    positions (Su et al. 2021) they are turned then: pair i of a vector at position p, its numbers
+    (a, b) = (x[i], x[i + n]) with n frequencies, becomes (a cos - b sin, b cos + a sin) of the angle
+    p x frequency i; (x[2 i], x[2 i + 1]) if ``interleaved``. Angles, sines and cosines are rounded to
+    float32, as the models do.
 
     Attributes
     ----------
@@ -39,12 +42,17 @@ class Trace(Result, what="trace"):
     text, tokens, special, truncated : as in a ``Run``; T tokens.
     key_head : which key and value head this head reads: ``head``, unless several heads share one.
     input : (d_model,), the layer's attention input at the query's position.
-    frequencies : (head_dim / 2,), radians a position; this and the next three are None without rotary
-        positions.
-    angles : (T, head_dim / 2), radians, position times frequency.
-    projected_query : (head_dim,), the query vector before it is turned.
-    projected_keys : (T, head_dim), the keys before they are turned.
-    query_vector : (head_dim,), input times the head's query weights, plus their bias; turned by its position.
+    frequencies : (n,), radians a position; this and the angles are None without rotary positions.
+    interleaved : which numbers turn together.
+    angles : (T, n), radians, position times frequency.
+    projected_query : (head_dim,), the query vector before it is normalised and turned; None if it is neither.
+    projected_keys : (T, head_dim), the keys likewise.
+    query_size : what the query is divided by; this and the next five are None where nothing is normalised.
+    key_sizes : (T,), what each key is divided by.
+    query_gain, key_gain : (head_dim,), what their numbers are then multiplied with.
+    normalised_query : (head_dim,), the query vector after that, before it is turned.
+    normalised_keys : (T, head_dim), the keys likewise.
+    query_vector : (head_dim,), input times the head's query weights, plus their bias; normalised and turned.
     keys, values : (T, head_dim), the same with the key and value weights, for every token; values don't turn.
     dot_products : (T,), query vector times each key.
     scale : what they are multiplied with, 1 / sqrt(head_dim) in most models.
@@ -77,9 +85,16 @@ class Trace(Result, what="trace"):
     key_head: int
     input: Tensor
     frequencies: Tensor | None
+    interleaved: bool
     angles: Tensor | None
     projected_query: Tensor | None
     projected_keys: Tensor | None
+    query_size: float | None
+    key_sizes: Tensor | None
+    query_gain: Tensor | None
+    key_gain: Tensor | None
+    normalised_query: Tensor | None
+    normalised_keys: Tensor | None
     query_vector: Tensor
     keys: Tensor
     values: Tensor
@@ -156,7 +171,12 @@ class Trace(Result, what="trace"):
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        turned = "" if self.frequencies is None else "; query and keys are turned by their positions"
+        made = {
+            "normalised": self.query_gain is not None,
+            "turned by their positions": self.frequencies is not None,
+        }
+        done = " and ".join(what for what, is_done in made.items() if is_done)
+        turned = f"; query and keys are {done}" if done else ""
         return (
             f"It sees {self.mask}{turned}. Scale {digits(self.scale)}, largest masked score "
             f"{digits(self.maximum)}, sum of the exponentials {digits(self.exponential_sum)}.",
@@ -221,7 +241,9 @@ def trace_of(recording: Recording, layer: int, head: int, query: int) -> Trace:
     seen, site = recording.layers[layer], model.sites[layer]
     numbers = head_numbers_of(recording, layer, head)
     assert numbers.inputs is not None
-    turned = numbers.frequencies is not None
+    query_norm, key_norm = numbers.query_norm, numbers.key_norm
+    query_sizes = numbers.sizes("query")
+    kept = numbers.frequencies is not None or query_norm is not None
 
     with torch.no_grad():
         query_vector, keys, values = (numbers.vectors(role) for role in ("query", "key", "value"))
@@ -248,9 +270,16 @@ def trace_of(recording: Recording, layer: int, head: int, query: int) -> Trace:
         key_head=head // site.group,
         input=numbers.inputs[query],
         frequencies=numbers.frequencies,
+        interleaved=numbers.interleaved,
         angles=numbers.angles,
-        projected_query=numbers.projected("query")[query] if turned else None,
-        projected_keys=numbers.projected("key") if turned else None,
+        projected_query=numbers.projected("query")[query] if kept else None,
+        projected_keys=numbers.projected("key") if kept else None,
+        query_size=None if query_sizes is None else float(query_sizes[query]),
+        key_sizes=numbers.sizes("key"),
+        query_gain=None if query_norm is None else query_norm.gain,
+        key_gain=None if key_norm is None else key_norm.gain,
+        normalised_query=None if query_norm is None else numbers.normalised("query")[query],
+        normalised_keys=None if key_norm is None else numbers.normalised("key"),
         query_vector=query_vector[query],
         keys=keys,
         values=values,
@@ -324,37 +353,65 @@ def trace_text(trace: Trace) -> str:
 
 
 def _query_and_keys(trace: Trace) -> list[str]:
-    """The vectors that the dot products are of, and with rotary positions how they were turned."""
+    """The vectors that the dot products are of, how they were normalised, and how they were turned."""
     named = list(enumerate(trace.tokens))
     title = f"Key vectors, likewise{trace.shared}:"
     query, keys = trace.projected_query, trace.projected_keys
-    if trace.frequencies is None or trace.angles is None or query is None or keys is None:
+    if query is None or keys is None:
         return [
             f"Query vector = input x query weights + bias:\n{_vector(trace.query_vector)}",
             f"{title}\n" + "\n".join(f"{i} {token}:\n{_vector(trace.keys[i])}" for i, token in named),
         ]
-    half = len(trace.frequencies)
-    pairs = [slice(0, half), slice(half, 2 * half)]
+    # What comes first of each key, and of the query.
+    of_keys = [f"{i} {token}, before it is turned:\n{_vector(keys[i])}" for i, token in named]
+    of_query = [f"Query vector before it is turned = input x query weights + bias:\n{_vector(query)}"]
+    if trace.query_size is not None:
+        assert trace.query_gain is not None and trace.normalised_query is not None
+        assert trace.key_gain is not None and trace.normalised_keys is not None
+        norm = trace.numbers.query_norm
+        assert trace.key_sizes is not None and norm is not None
+        of_what = "its numbers" if norm.of_all_heads is None else "all heads' numbers"
+        of_query = [
+            f"Query vector before it is normalised = input x query weights + bias:\n{_vector(query)}",
+            f"Gains of query vectors:\n{_vector(trace.query_gain)}",
+            f"Gains of key vectors:\n{_vector(trace.key_gain)}",
+            f"Query vector, normalised = divided by {digits(trace.query_size)}, the root of (the mean square "
+            f"of {of_what} + {norm.eps:g}), times gain:\n"
+            f"{_vector(trace.normalised_query)}",
+        ]
+        of_keys = [
+            f"{i} {token}, before it is normalised:\n{_vector(keys[i])}\n"
+            f"normalised, divided by {digits(trace.key_sizes[i])}:\n"
+            f"{_vector(trace.normalised_keys[i])}"
+            for i, token in named
+        ]
+        query, keys = trace.normalised_query, trace.normalised_keys
+    if trace.frequencies is None or trace.angles is None:
+        return [*of_query, f"{title}\n" + "\n".join(of_keys)]
+    pairs = [trace.numbers.pair(pair) for pair in range(len(trace.frequencies))]
+    which = "2 i" if trace.interleaved else "i"
+    other = "2 i + 1" if trace.interleaved else f"i + {len(pairs)}"
+    stay = "" if 2 * len(pairs) == len(query) else f"  Numbers from {2 * len(pairs)} on stay."
+    first, second = (list(side) for side in zip(*pairs, strict=True))
     turned = Table(
         (
-            Column("pair", range(half)),
+            Column("pair", range(len(pairs))),
             Column("frequency", [_angle(value) for value in trace.frequencies], right=True),
             Column("angle", [_angle(value) for value in trace.angles[trace.query]], right=True),
-            *_in_digits(*zip("ab", (query[part] for part in pairs), strict=True)),
+            *_in_digits(("a", query[first]), ("b", query[second])),
             *_in_digits(
-                ("a cos - b sin", trace.query_vector[pairs[0]]),
-                ("b cos + a sin", trace.query_vector[pairs[1]]),
+                ("a cos - b sin", trace.query_vector[first]), ("b cos + a sin", trace.query_vector[second])
             ),
         )
     )
     return [
-        f"Query vector before it is turned = input x query weights + bias:\n{_vector(query)}",
-        f"Turned by its position: pair i is number i, called a, and number i + {half}, called b.  Angle = "
-        f"position x frequency = {trace.query} x frequency, in radians.\n\n{rendered(turned).rstrip()}",
+        *of_query,
+        f"Turned by its position: pair i is number {which}, called a, and number {other}, called b.  Angle = "
+        f"position x frequency = {trace.query} x frequency, in radians.{stay}\n\n{rendered(turned).rstrip()}",
         f"Query vector, turned:\n{_vector(trace.query_vector)}",
         f"{title}\n"
         + "\n".join(
-            f"{i} {token}, before it is turned:\n{_vector(keys[i])}\n"
+            f"{of_keys[i]}\n"
             f"angles = {i} x frequency:\n{_lines([f'{_angle(angle):>15}' for angle in trace.angles[i]])}\n"
             f"turned:\n{_vector(trace.keys[i])}"
             for i, token in named

@@ -57,13 +57,13 @@ def verify(
     True
     """
     model = resolve(model)
-    if model.family is None:
+    if not model.has_sites:
         query_key.check_possible(model)
     if isinstance(text_or_texts, Mapping):
         return query_key.check_tensors(model, tensors_for(model, text_or_texts))
     encodings = encode_all(model, text_or_texts, truncate=truncate)
     targets = encode_targets(model, text_or_texts, target, truncate=truncate)
-    if model.family is None:
+    if not model.has_sites:
         return query_key.check_texts(model, encodings, targets)
     tally = Tally(model, encodings)
     for batch in batches(model, encodings, model.num_layers * model.num_heads):

@@ -9,6 +9,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text as Line
+from torch import Tensor
 
 from probe.display.data import Table
 
@@ -41,6 +42,6 @@ def rendered(table: Table) -> str:
     return written + ("\n" + "\n".join(table.notes) + "\n" if table.notes else "")
 
 
-def digits(value: float) -> str:
+def digits(value: float | Tensor) -> str:
     """A number with seven significant digits."""
     return f"{float(value):#.7g}"

@@ -19,7 +19,8 @@ from xlsxwriter.utility import xl_col_to_name, xl_range_abs, xl_rowcol_to_cell
 from attention.examples import MaskedScores, ProjectedSentence
 from probe.display.nonfinite import nonfinite
 from probe.errors import ProbeError
-from probe.running.head_numbers import HeadNumbers, Role
+from probe.models.families import Role
+from probe.running.head_numbers import HeadNumbers, Normalised
 
 # More formulas than this make a spreadsheet program slow, and few people would read them.
 MAX_TOKENS = 128
@@ -173,13 +174,21 @@ class _Writer:
             )
         )
         turns = numbers.frequencies is not None
-        self._projection("query", "projected_query" if turns else "query", tokens)
-        self._projection("key", "projected_key" if turns else "key", tokens)
+        roles: tuple[Role, ...] = ("query", "key")
+        for role in roles:
+            changes = turns or numbers.norm(role) is not None
+            self._projection(role, f"projected_{role}" if changes else role, tokens)
         self._projection("value", "value", tokens)
         if turns:
             self._rotations(tokens)
-            self._turned("query", tokens)
-            self._turned("key", tokens)
+        for role in roles:
+            before = f"projected_{role}"
+            norm = numbers.norm(role)
+            if norm is not None:
+                before = f"normalised_{role}" if turns else role
+                self._normalised(role, norm, before, tokens)
+            if turns:
+                self._turned(role, before, tokens)
         return numbers.vectors("query"), numbers.vectors("key"), numbers.vectors("value")
 
     def _projection(self, role: Role, name: str, tokens: list[str]) -> None:
@@ -204,7 +213,8 @@ class _Writer:
                 [*_counted(width), "bias"],
             )
         )
-        before = "" if name == role else ", before they are turned"
+        following = "turned" if numbers.norm(role) is None else "normalised"
+        before = "" if name == role else f", before they are {following}"
         self._sheet(
             _Block(
                 name,
@@ -224,6 +234,7 @@ class _Writer:
         frequencies, angles = self.numbers.frequencies, self.numbers.angles
         assert frequencies is not None and angles is not None
         pairs = [f"pair {index}" for index in range(len(frequencies))]
+        which = "2 i and 2 i + 1" if self.numbers.interleaved else f"i and i + {len(frequencies)}"
         self._sheet(
             _Block(
                 "position",
@@ -238,7 +249,7 @@ class _Writer:
             _Block(
                 "frequency",
                 "How far each pair of numbers turns from one position to the next, in radians. Pair i is the "
-                f"numbers i and i + {len(frequencies)}.",
+                f"numbers {which}.",
                 frequencies[None],
                 ["frequency"],
                 pairs,
@@ -267,26 +278,83 @@ class _Writer:
                 )
             )
 
-    def _turned(self, role: Role, tokens: list[str]) -> None:
+    def _normalised(self, role: Role, norm: Normalised, name: str, tokens: list[str]) -> None:
+        """The vectors of one role brought to one size, called ``name``."""
+        numbers, projected = self.numbers, f"projected_{role}"
+        sizes, values = numbers.sizes(role), numbers.normalised(role)
+        assert sizes is not None
+        width = values.shape[1]
+        about = f"What each {role} vector is divided by: the root of its mean square and epsilon."
+        if norm.of_all_heads is None:
+            if "epsilon" not in dict(self.names):
+                self._scalar("epsilon", "Added to the mean square of a query or key.", norm.eps, 6)
+        else:
+            about = (
+                f"What each {role} vector is divided by: the root of the mean square over all heads as one, "
+                "given, as the other heads' weights are not here. It stays if an input is changed."
+            )
+        self._sheet(
+            _Block(
+                f"{role}_size",
+                about,
+                sizes[:, None],
+                tokens,
+                ["size"],
+                None
+                if norm.of_all_heads is not None
+                else lambda i, _: f"=SQRT(SUMSQ({_row(projected, i, width)})/{width}+epsilon)",
+            )
+        )
+        self._sheet(
+            _Block(
+                f"{role}_gain",
+                f"What each number of a {role} vector is multiplied with after the division.",
+                norm.gain[None],
+                ["gain"],
+                _counted(width),
+            )
+        )
+        self._sheet(
+            _Block(
+                name,
+                f"{role.capitalize()} vectors, normalised: divided by their size, times gain.",
+                values,
+                tokens,
+                _counted(width),
+                lambda i, j: (
+                    f"={_cell(projected, i, j)}/{_cell(f'{role}_size', i, 0)}*{_cell(f'{role}_gain', 0, j)}"
+                ),
+            )
+        )
+
+    def _turned(self, role: Role, before: str, tokens: list[str]) -> None:
         """The vectors of one role turned by their positions: (a, b) -> (a cos - b sin, b cos + a sin)."""
-        values = self.numbers.vectors(role)
-        half = values.shape[1] // 2
+        numbers, values = self.numbers, self.numbers.vectors(role)
+        assert numbers.frequencies is not None
+        pairs = [numbers.pair(pair) for pair in range(len(numbers.frequencies))]
+        turning = {a: (pair, "-", b) for pair, (a, b) in enumerate(pairs)}
+        turning |= {b: (pair, "+", a) for pair, (a, b) in enumerate(pairs)}
 
         def formula(i: int, j: int) -> str:
-            pair, sign, other = (j, "-", j + half) if j < half else (j - half, "+", j - half)
+            if j not in turning:
+                return f"={_cell(before, i, j)}"
+            pair, sign, other = turning[j]
             return (
-                f"={_cell(f'projected_{role}', i, j)}*{_cell('cosine', i, pair)}"
-                f"{sign}{_cell(f'projected_{role}', i, other)}*{_cell('sine', i, pair)}"
+                f"={_cell(before, i, j)}*{_cell('cosine', i, pair)}"
+                f"{sign}{_cell(before, i, other)}*{_cell('sine', i, pair)}"
             )
 
+        width, turned = values.shape[1], 2 * len(pairs)
+        stays = "" if turned == width else f" Numbers from {turned} on stay."
+        which = "2 i and 2 i + 1" if numbers.interleaved else f"i and i + {len(pairs)}"
         self._sheet(
             _Block(
                 role,
-                f"{role.capitalize()} vectors, turned by their positions: numbers i and i + {half}, called a "
-                "and b, become a cos - b sin and b cos + a sin.",
+                f"{role.capitalize()} vectors, turned by their positions: numbers {which}, called a "
+                f"and b, become a cos - b sin and b cos + a sin.{stays}",
                 values,
                 tokens,
-                _counted(2 * half),
+                _counted(width),
                 formula,
             )
         )
@@ -457,7 +525,7 @@ class _Writer:
         sheet.write_string(3, 2, f'"causal" or "bidirectional"; as trained: {trained}.')
         sheet.data_validation(3, 1, 3, 1, {"validate": "list", "source": ["causal", "bidirectional"]})
         self.book.define_name(_SWITCH, "=About!$B$4")
-        row = 6
+        row = 7 if "epsilon" in dict(self.names) else 6
         sheet.write_string(row, 0, "defined name", self.bold)
         sheet.write_string(row, 2, "what it is", self.bold)
         for name, about in self.names:

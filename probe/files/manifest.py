@@ -322,7 +322,7 @@ def manifest_of(result: Result, model: Model, shown: Sequence[str] = ()) -> Mani
             f"{model.name} takes no text, and what it was given would not be in the file: a result of it "
             "can't be exported. Save run.maps yourself."
         )
-    origin, known = result.origin, model.family is not None
+    origin, known = result.origin, model.has_sites
     bare = Manifest(
         what=result.result_name,
         arguments=result.arguments,
@@ -355,7 +355,7 @@ def _check(result: Result, model: Model, manifest: Manifest) -> dict[str, Any]:
     """What ``verify`` says of the model on the texts of a result."""
     report = result.own_report
     if report is None:
-        if model.family is None and not backend.uses_interface(model.hf):
+        if not model.has_sites and not backend.uses_interface(model.hf):
             return {"max_abs_error": None, "tolerance": None, "passed": None}
         target, truncate = manifest.arguments.get("target"), bool(result.cuts)
         targets = None if target is None else [target]

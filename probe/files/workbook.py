@@ -28,7 +28,9 @@ def to_workbook(
 
     With rotary positions, query and key are turned by formulas too, from projected_query and projected_key,
     position and frequency; a sliding window is a cell of the first sheet, and stays under either mask. A head
-    that shares its keys and values with others is given those it reads.
+    that shares its keys and values with others is given those it reads. Queries and keys that are normalised
+    are divided by formulas by query_size and key_size; where these are over all heads together, whose weights
+    are not in the workbook, they are numbers.
 
     Raises
     ------

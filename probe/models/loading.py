@@ -46,8 +46,7 @@ class Model:
         ``checkpoint.sha256``. None for a network that was handed over as an object.
     identity : what its name stood for when it was loaded; ``names.stands_for`` says what it stands for now.
         None for an object.
-    family : what is known about this kind of network; None if its attention can only be watched, not taken
-        apart.
+    family : what is known about this kind of network; None if nothing is.
     attentions : every attention of a forward pass, in the order they are computed.
     lock : held during every run, so that threads take turns; one for all models.
     """
@@ -91,6 +90,11 @@ class Model:
     def head_dim(self) -> int:
         return self.sites[0].head_dim
 
+    @property
+    def has_sites(self) -> bool:
+        """Whether it can be taken apart, because it is known where its attention's weights lie."""
+        return self.family is not None and self.family.takes_apart(self.hf.config)
+
     @cached_property
     def sites(self) -> tuple[Site, ...]:
         """One entry a layer: where its attention is computed and its weights lie.
@@ -98,19 +102,21 @@ class Model:
         Raises
         ------
         ProbeError
-            If no family is known for this kind of network.
+            If that isn't known for this kind of network.
         """
-        return self.known_family.sites(self.hf)
+        sites = self.known_family.sites
+        assert sites is not None
+        return sites(self.hf)
 
     @property
     def known_family(self) -> Family:
-        """The family, or a ProbeError that says what can be done with this model without one."""
-        if self.family is None:
+        """The family of a model with sites, or a ProbeError that says what can be done without them."""
+        if self.family is None or not self.has_sites:
             raise self.not_taken_apart()
         return self.family
 
     def not_taken_apart(self) -> ProbeError:
-        """What to raise where a model without a family is asked for what needs one."""
+        """What to raise where a model without sites is asked for what needs them."""
         if self.hf.config.model_type in supported_types():
             return ProbeError(
                 f"The maps of {self.name} can be seen, but it can't be taken apart: its configuration makes "
@@ -125,7 +131,7 @@ class Model:
     @property
     def max_tokens(self) -> int | None:
         """The longest text in tokens, special tokens included; None if the network sets no limit."""
-        if self.family is not None:
+        if self.family is not None and self.family.max_tokens is not None:
             return self.family.max_tokens(self.hf)
         return _positions(self.hf.config, "encoder")
 
@@ -147,7 +153,7 @@ class Model:
     @property
     def causal(self) -> bool:
         """Whether it was trained so that no position sees a later one."""
-        return self.known_family.causal(self.hf.config)
+        return bool(self.known_family.causal(self.hf.config))
 
     @property
     def has_pairs(self) -> bool:
@@ -436,7 +442,7 @@ def _model(
     sha256: str | None = None,
 ) -> Model:
     family = find_family(hf.config)
-    if family is None:
+    if family is None or family.sites is None or not family.takes_apart(hf.config):
         attentions = backend.attentions(hf)
     else:
         attentions = tuple(

@@ -3,19 +3,39 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import transformers
 from torch import Tensor
 
 from attention import rotary_angles, rotate, softmax
-from probe.models.families import Projection, Site
+from probe.models.families import Projection, Role, Site
 from probe.models.visibility import allowed_keys
 from probe.running.recording import Recording
 from probe.running.tokens import visible
 
-Role = Literal["query", "key", "value"]
+
+@dataclass(frozen=True, eq=False)
+class Normalised:
+    """How a head's queries or keys are brought to one size, in float64.
+
+    Attributes
+    ----------
+    gain : (head_dim,), what each number is multiplied with after the division.
+    eps : what is added to the mean square before its root is taken.
+    of_all_heads : (T,), the mean square of the numbers of all heads, where they are normalised as one vector;
+        None where it is taken over this head's alone.
+    """
+
+    gain: Tensor
+    eps: float
+    of_all_heads: Tensor | None
+
+    def size(self, vectors: Tensor) -> Tensor:
+        """What each vector is divided by: (T, head_dim) -> (T,), the root of its mean square and eps."""
+        own = vectors.square().mean(-1) if self.of_all_heads is None else self.of_all_heads
+        return torch.sqrt(own + self.eps)
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,8 +51,10 @@ class HeadNumbers:
     window : how many of the last tokens a query sees, itself included; None for all of them.
     key_head : which key and value head it reads, and how many heads do: (key head, heads); None if it has one
         of its own.
-    frequencies : (head_dim / 2,), how far each pair of numbers of a query or key turns from one position to
-        the next, in radians; None without rotary positions.
+    query_norm, key_norm : how queries and keys are normalised after the projection; None if they aren't.
+    frequencies : (n,), how far each pair of numbers of a query or key turns from one position to the next, in
+        radians; the first 2 n numbers turn. None without rotary positions.
+    interleaved : whether pair i is the numbers 2 i and 2 i + 1, in place of i and i + n.
     inputs : (T, d_model), or None where only the scaled scores are known.
     query_weight, key_weight, value_weight : (head_dim, d_model).
     query_bias, key_bias, value_bias : (head_dim,), or None.
@@ -47,7 +69,10 @@ class HeadNumbers:
     scale: float
     window: int | None = None
     key_head: tuple[int, int] | None = None
+    query_norm: Normalised | None = None
+    key_norm: Normalised | None = None
     frequencies: Tensor | None = None
+    interleaved: bool = False
     inputs: Tensor | None = None
     query_weight: Tensor | None = None
     key_weight: Tensor | None = None
@@ -73,11 +98,31 @@ class HeadNumbers:
         product: Tensor = self.inputs @ weight.T  # (T, d_model) @ (d_model, head_dim) -> (T, head_dim)
         return product if bias is None else product + bias
 
+    def norm(self, role: Role) -> Normalised | None:
+        """How queries or keys are normalised, if they are."""
+        return {"query": self.query_norm, "key": self.key_norm, "value": None}[role]
+
+    def sizes(self, role: Role) -> Tensor | None:
+        """(T,), what the vectors of a role are divided by; None if they aren't normalised."""
+        norm = self.norm(role)
+        return None if norm is None else norm.size(self.projected(role))
+
+    def normalised(self, role: Role) -> Tensor:
+        """Projected and, if they are, normalised: (T, head_dim)."""
+        projected, norm = self.projected(role), self.norm(role)
+        return projected if norm is None else projected / norm.size(projected)[:, None] * norm.gain
+
     def vectors(self, role: Role) -> Tensor:
-        """What takes part in the attention: projected, and turned by position if it is a query or key."""
-        projected = self.projected(role)
-        turns = self.frequencies is not None and role != "value"
-        return rotate(projected, self.frequencies) if turns else projected  # type: ignore[arg-type]
+        """What takes part in the attention: projected; queries and keys normalised and turned by position."""
+        before = self.normalised(role)
+        if self.frequencies is None or role == "value":
+            return before
+        return rotate(before, self.frequencies, interleaved=self.interleaved)
+
+    def pair(self, pair: int) -> tuple[int, int]:
+        """Which two numbers of a vector turn together."""
+        assert self.frequencies is not None
+        return (2 * pair, 2 * pair + 1) if self.interleaved else (pair, pair + len(self.frequencies))
 
     @property
     def scaled_scores(self) -> Tensor:
@@ -93,7 +138,7 @@ class HeadNumbers:
 
     @property
     def angles(self) -> Tensor | None:
-        """(T, head_dim / 2), how far each pair of numbers is turned at each position; None if they aren't."""
+        """(T, n), how far each pair of numbers is turned at each position; None if they aren't."""
         return (
             None if self.frequencies is None else rotary_angles(len(self.tokens), self.frequencies).double()
         )
@@ -104,7 +149,7 @@ def head_numbers_of(recording: Recording, layer: int, head: int) -> HeadNumbers:
     model, (encoding,), seen = recording.model, recording.encodings, recording.layers[layer]
     site = model.sites[layer]
     key_head = head // site.group
-    frequencies = site.rotary_frequencies
+    frequencies, inputs = site.rotary_frequencies, exact(seen.input[0])
     shared = (("key and value head", f"{key_head}, which {site.group} heads read"),) if site.group > 1 else ()
     text = encoding.text if isinstance(encoding.text, str) else " | ".join(encoding.text)
     return HeadNumbers(
@@ -114,8 +159,11 @@ def head_numbers_of(recording: Recording, layer: int, head: int) -> HeadNumbers:
         scale=site.scale,
         window=site.window,
         key_head=(key_head, site.group) if site.group > 1 else None,
+        query_norm=_normalised(site, "query", head, inputs),
+        key_norm=_normalised(site, "key", key_head, inputs),
         frequencies=None if frequencies is None else exact(frequencies),
-        inputs=exact(seen.input[0]),
+        interleaved=site.rotary_interleaved,
+        inputs=inputs,
         **_of_head(site, "query", site.query, head),
         **_of_head(site, "key", site.key, key_head),
         **_of_head(site, "value", site.value, key_head),
@@ -145,6 +193,21 @@ def _of_head(site: Site, role: Role, projection: Projection, head: int) -> dict[
         f"{role}_weight": exact(projection.weight()[rows]),
         f"{role}_bias": None if bias is None else exact(bias[rows]),
     }
+
+
+def _normalised(site: Site, role: Role, head: int, inputs: Tensor) -> Normalised | None:
+    """How one head's queries or keys are normalised, of tokens with these inputs: (T, d_model)."""
+    norm = site.norm(role)
+    if norm is None:
+        return None
+    gain = exact(norm.gain())
+    if norm.over == "head":
+        return Normalised(gain, norm.eps, None)
+    projection: Projection = getattr(site, role)
+    bias = projection.bias()
+    every_head = inputs @ exact(projection.weight()).T + (0.0 if bias is None else exact(bias))
+    rows = slice(head * site.head_dim, (head + 1) * site.head_dim)
+    return Normalised(gain[rows], norm.eps, every_head.square().mean(-1))
 
 
 def exact(tensor: Tensor) -> Tensor:

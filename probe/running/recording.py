@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from attention import additive_mask, combine_masks, padding_mask
 from probe.errors import ProbeError
 from probe.models import backend
-from probe.models.families import Site
+from probe.models.families import ROLES, Site
 from probe.models.loading import Model
 from probe.models.visibility import allowed_keys
 from probe.running.inputs import batch_inputs
@@ -32,7 +32,7 @@ class LayerRecord:
     ----------
     input : (B, T, d_model), what the layer's attention was given.
     query, key, value : (B, H, T, head_dim), the model's own projections, as they take part in its attention:
-        turned by rotary positions, and a copy for each head that shares them.
+        normalised, turned by rotary positions, and a copy for each head that shares them.
     weights : (B, H, T, T), the model's own attention weights, [query, key].
     context : (B, T, H * head_dim), the heads' outputs side by side, before the output projection.
     output : (B, T, d_model), after the output projection, before the residual connection.
@@ -132,7 +132,7 @@ class _Listener:
         site = self.site
         yield site.attention.register_forward_pre_hook(self._attention_input, with_kwargs=True)
         yield site.attention.register_forward_hook(self._attention_output)
-        for module in {site.query.module, site.key.module, site.value.module}:
+        for module in {site.source(role) for role in ROLES}:
             yield module.register_forward_hook(self._projection_output)
         yield site.output.module.register_forward_hook(self._merged)
 
@@ -156,9 +156,7 @@ class _Listener:
         try:
             seen = self.calls[self.recorded]
             self.recorded += 1
-            query, key, value = (
-                site.heads(role, seen[getattr(site, role).module]) for role in ("query", "key", "value")
-            )
+            query, key, value = (site.heads(role, seen[site.source(role)]) for role in ROLES)
             named = {name: seen[name] for name in ("input", "weights", "context", "output")}
         except (IndexError, KeyError):
             named = {"weights": None}

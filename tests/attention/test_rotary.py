@@ -44,6 +44,24 @@ def test_rotation_is_a_product_with_complex_numbers_of_length_one() -> None:
     assert (rotate(x, frequencies) - expected).abs().max() < 5e-6
 
 
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("width", [4, 8])
+def test_pairs_of_a_part_of_the_width(width: int, interleaved: bool) -> None:
+    """Of 8 numbers the first 4, or all, are turned: as complex numbers of neighbours, or of two halves."""
+    generator = torch.Generator().manual_seed(4)
+    x = torch.randn(2, 9, 8, generator=generator, dtype=F64)
+    frequencies = rotary_frequencies(width)
+    part = x[..., :width]
+    pairs = part.unflatten(-1, (-1, 2)) if interleaved else part.unflatten(-1, (2, -1)).transpose(-1, -2)
+    angles = torch.arange(9, dtype=F64)[:, None] * frequencies.double()
+    turned = torch.view_as_complex(pairs.contiguous()) * torch.polar(torch.ones_like(angles), angles)
+    numbers = torch.view_as_real(turned)
+    expected = (numbers if interleaved else numbers.transpose(-1, -2)).flatten(-2)
+    found = rotate(x, frequencies, interleaved=interleaved)
+    assert (found[..., :width] - expected).abs().max() < 5e-6
+    assert torch.equal(found[..., width:], x[..., width:])
+
+
 def test_lengths_stay_and_scores_see_distances_only() -> None:
     generator = torch.Generator().manual_seed(1)
     query, key = torch.randn(2, 8, generator=generator, dtype=F64)

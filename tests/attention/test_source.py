@@ -13,7 +13,7 @@ import pytest
 import attention
 
 FILES = sorted(Path(attention.__file__).parent.glob("*.py"))
-MODULES = ["functional", "masks", "modules", "reference", "rotary", "examples"]
+MODULES = ["functional", "masks", "modules", "norms", "reference", "rotary", "examples"]
 
 # What would compute in our place. Two of the names are also our own, but then they are written bare.
 BORROWED = {

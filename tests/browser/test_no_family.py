@@ -21,7 +21,7 @@ from probe.ui.state import Asked, Focus, Options, Screen, Session, look
 from scripts import families
 
 TEXT = "the cat and the dog sat on the mat"
-NAMES = ("gpt_neox", "modernbert", "gemma2")
+NAMES = ("gpt_oss", "gemma2")
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import importlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +17,8 @@ import probe
 import tiny
 from attention import rotary_frequencies
 from probe import Model, ProbeError
-from probe.models.families import FAMILIES
+from probe.models import families
+from probe.models.families import FAMILIES, supported_types
 from probe.running.inputs import encode_for
 from probe.running.recording import record
 
@@ -47,12 +50,21 @@ class Case:
     windows: tuple[int | None, ...] = (None, None, None)
     # Whether transformers keeps float64 all the way; some code takes its softmax in float32.
     keeps_float64: bool = True
+    # How many numbers of a head are turned by positions; None for no rotary positions.
+    turned: int | None = None
+    # How queries and keys are normalised.
+    norm: str | None = None
 
 
 def decoder(family: str, config: dict[str, Any] | None = None, **found: Any) -> Case:
-    return Case(family, config or {}, **{"heads": 6, "keeps_float64": False, **found})
+    turned = None if family == "opt" else found.get("head_dim", 8)
+    return Case(family, config or {}, **{"heads": 6, "keeps_float64": False, "turned": turned, **found})
 
 
+TWO: dict[str, Any] = {"layers": 2, "windows": (None, None)}
+PLAIN = {"rope_type": "default", "rope_theta": 100.0}
+STRETCHED = {"rope_type": "linear", "rope_theta": 100.0, "factor": 2.0}
+WINDOWS_LATER = {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1}
 CASES = {
     "bert": Case("bert"),
     "roberta": Case("roberta"),
@@ -81,8 +93,49 @@ CASES = {
     "mistral, no window": decoder("mistral", {"sliding_window": None}, group=3),
     "qwen2": decoder("qwen2", head_dim=4, group=2, windows=(None, 7, 7)),
     "qwen2, no window": decoder("qwen2", {"use_sliding_window": False}, head_dim=4, group=2),
+    "qwen3": decoder("qwen3", **TWO, group=3, norm="head"),
+    "qwen3, windows, no biases": decoder(
+        "qwen3",
+        {**WINDOWS_LATER, "attention_bias": False},
+        layers=2,
+        group=3,
+        norm="head",
+        windows=(None, 7),
+    ),
+    "olmo2": decoder("olmo2", **TWO, head_dim=4, group=2, norm="all"),
+    "olmo2, no sharing": decoder("olmo2", {"num_key_value_heads": 6}, **TWO, head_dim=4, norm="all"),
+    "gemma3_text": decoder("gemma3_text", layers=2, group=3, windows=(7, None), norm="head"),
+    # It looks both ways: in its windows 7 // 2 to each side, and itself.
+    "gemma3_text, both ways": decoder(
+        "gemma3_text",
+        {"use_bidirectional_attention": True},
+        layers=2,
+        group=3,
+        windows=(4, None),
+        norm="head",
+    ),
+    "gemma3_text, stretched": decoder(
+        "gemma3_text",
+        {"rope_parameters": {"full_attention": STRETCHED, "sliding_attention": PLAIN}},
+        layers=2,
+        group=3,
+        windows=(7, None),
+        norm="head",
+    ),
+    "phi3": decoder("phi3", layers=2, group=3, windows=(7, 7), turned=4),
+    "phi3, no sharing, all turned, no window": decoder(
+        "phi3", {"num_key_value_heads": 6, "sliding_window": None, "rope_parameters": PLAIN}, **TWO
+    ),
+    "gpt_neox": decoder("gpt_neox", **TWO, heads=3, turned=4),
+    "gpt_neox, a quarter turned, no biases": decoder(
+        "gpt_neox", {"attention_bias": False, "rope_parameters": PLAIN}, **TWO, heads=3, turned=2
+    ),
+    "gptj": decoder("gptj", **TWO, heads=3, turned=4),
+    "modernbert": decoder("modernbert", layers=2, heads=3, windows=(None, 7)),
+    "modernbert, no biases": decoder(
+        "modernbert", {"attention_bias": False}, layers=2, heads=3, windows=(None, 7)
+    ),
 }
-ROTARY = [name for name, case in CASES.items() if case.family in ("llama", "mistral", "qwen2")]
 
 
 @pytest.fixture(scope="session")
@@ -98,7 +151,9 @@ def folders(
             return tiny_bert(num_hidden_layers=3)
         if case.family == "gpt2":
             return tiny_gpt2(n_layer=3)
-        return tiny.family_saver(case.family, lambda: tmp_path_factory.mktemp(case.family))(**case.config)
+        return tiny.family_saver(case.family, lambda: tmp_path_factory.mktemp(case.family))(
+            **copy.deepcopy(case.config)
+        )
 
     return {name: saved(case) for name, case in CASES.items()}
 
@@ -118,7 +173,15 @@ def test_every_model_type_that_is_listed_is_one_that_transformers_knows() -> Non
 
     listed = [model_type for family in FAMILIES for model_type in family.model_types]
     assert len(listed) == len(set(listed)) and set(listed) <= set(CONFIG_MAPPING_NAMES)
-    assert {case.family for case in CASES.values()} <= set(listed)
+    # CamemBERT and XLM-R are RoBERTa under other names.
+    assert {case.family for case in CASES.values()} == {*supported_types()} - {"camembert", "xlm-roberta"}
+
+
+def test_every_family_is_one_file() -> None:
+    folder = Path(families.__file__).parent
+    files = {path.stem for path in folder.glob("*.py")} - {"__init__", "family", "site"}
+    found = [importlib.import_module(f"probe.models.families.{name}").FAMILY for name in files]
+    assert len(found) == len(FAMILIES) and all(family in FAMILIES for family in found)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -127,7 +190,10 @@ def test_layers_and_heads(models: dict[str, Model], name: str) -> None:
     assert (model.num_layers, model.num_heads, model.head_dim) == (case.layers, case.heads, case.head_dim)
     assert tuple(site.window for site in model.sites) == case.windows
     assert {site.group for site in model.sites} == {case.group}
-    assert all((site.rotary_frequencies is not None) == (name in ROTARY) for site in model.sites)
+    for site in model.sites:
+        assert (site.rotary_frequencies is None) == (case.turned is None)
+        assert site.rotary_frequencies is None or 2 * len(site.rotary_frequencies) == case.turned
+        assert {norm and norm.over for norm in (site.query_norm, site.key_norm)} == {case.norm}
 
 
 def test_frequencies_by_the_papers_formula(models: dict[str, Model]) -> None:
@@ -138,6 +204,9 @@ def test_frequencies_by_the_papers_formula(models: dict[str, Model]) -> None:
     # Linear: as if positions were closer together by the factor.
     expected = rotary_frequencies(8, base=100.0) / 2
     assert torch.allclose(halved.sites[0].rotary_frequencies, expected)  # type: ignore[arg-type]
+    for layer, base in enumerate((10_000.0, 1_000_000.0)):  # of Gemma 3: fast within windows, slow elsewhere
+        frequencies = models["gemma3_text"].sites[layer].rotary_frequencies
+        assert torch.allclose(frequencies, rotary_frequencies(8, base=base))  # type: ignore[arg-type]
     bent = models["llama, llama3"].sites[0].rotary_frequencies
     ratio = bent / rotary_frequencies(8, base=100.0)  # type: ignore[operator]
     assert ratio.min() == pytest.approx(0.25, abs=1e-6) and ratio.max() == pytest.approx(1.0, abs=1e-6)
@@ -183,7 +252,12 @@ def test_in_float64(folders: dict[str, Path], name: str) -> None:
     bound = FLOAT64 if exact else FLOAT32
     assert report.max_abs_error <= bound
     assert report.tolerance < (FLOAT64 if exact else 1e-5)
-    assert all(max(head.query_error, head.value_error) <= FLOAT64 for head in report.heads)
+    # Norms are computed in float32, and so is ModernBERT's rotation.
+    turned_in_float32 = CASES[name].norm is not None
+    for head in report.heads:
+        assert head.value_error is not None and head.value_error <= FLOAT64
+        assert head.query_error is not None
+        assert head.query_error <= (1e-5 if turned_in_float32 else FLOAT64)
     maps = eager_maps(folders[name], TEXTS[0], torch.float64)
     comparison = probe.compare(model, TEXTS[0])
     for layer in range(model.num_layers):
@@ -203,6 +277,14 @@ def test_attend_agrees_with_record(models: dict[str, Model], name: str) -> None:
             seen = recording.layers[layer].weights[row, :, :length, :length]
             for head in range(model.num_heads):
                 assert (run.weights(layer, head) - seen[head]).abs().max() < TWO_RUNS
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ["qwen3", "olmo2", "gemma3_text", "gptj", "phi3", "gpt_neox", "modernbert"])
+def test_in_half_precision(folders: dict[str, Path], name: str, dtype: torch.dtype) -> None:
+    report = probe.verify(probe.load(str(folders[name]), dtype=dtype), TEXTS)
+    assert report.passed, report
+    assert report.tolerance <= 50 * torch.finfo(dtype).eps / 2
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -230,7 +312,7 @@ def test_a_kind_of_rotation_that_is_not_described(rope_type: str, tmp_path: Path
         parameters["original_max_position_embeddings"] = 24
     folder = tiny.family_saver("llama", lambda: tmp_path)(rope_parameters=parameters)
     model = probe.load(str(folder))
-    assert model.family is None and model.num_layers == 3 and model.num_heads == 6
+    assert not model.has_sites and model.num_layers == 3 and model.num_heads == 6
     report = probe.verify(model, TEXTS)
     assert report.passed and report.check == "from query and key" and len(report.heads) == 18
     comparison = probe.compare(model, TEXTS[0])

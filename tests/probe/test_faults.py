@@ -24,11 +24,11 @@ import attention.functional
 import attention.modules
 import probe
 import tiny
-from attention import rotate, sliding_window_mask
+from attention import rotary_frequencies, rotate, sliding_window_mask
 from probe import Model, Report
 from probe.analyses import verify as analysis
 from probe.analyses.checks import weights
-from probe.models.families import FAMILIES, Site
+from probe.models.families import FAMILIES, Projection, Site
 from probe.models.families import site as family_site
 from probe.running.recording import LayerRecord
 
@@ -37,7 +37,6 @@ TEXT = (
     "found a small bird under a tree; its wing was hurt, so she took it home, and gave it water and bread."
 )
 SHORT = "The cat sat on the mat, and it was warm."
-LAYERS = ("first", "middle", "last")
 
 
 @pytest.fixture(scope="session")
@@ -66,27 +65,54 @@ def checked(
     }
 
 
-ROTARY = ("tiny llama", "tiny mistral", "tiny qwen2")
+NORMALISED = tuple(f"tiny {name}" for name in tiny.NORMALISED)
+GROUPED = ("tiny llama", "tiny mistral", "tiny qwen2", "tiny phi3", "tiny gemma3_text")
+PARTLY_TURNED = ("tiny phi3", "tiny gpt_neox", "tiny gptj")
+ROTARY_DECODERS = (
+    *("tiny llama", "tiny mistral", "tiny qwen2", "tiny gpt_neox", "tiny gptj", "tiny phi3"),
+    *NORMALISED,
+)
 DECODERS = (
     *("gpt2", "tiny gpt2", "tiny gpt2, layer-wise scale", "tiny gpt2, no scale", "tiny gpt2, upcast"),
     "tiny opt",
-    *ROTARY,
+    *ROTARY_DECODERS,
 )
+ROTARY = ("tiny modernbert", *ROTARY_DECODERS)
 EVERY = (
     *("bert", "tiny bert", "tiny roberta", "tiny electra", "tiny distilbert", "tiny albert"),
+    "tiny modernbert",
     *DECODERS,
 )
 ROLES = ("query", "key", "value", "output")
-WITHOUT_BIAS = {"tiny mistral": ROLES, "tiny qwen2": ("output",)}
+WITHOUT_BIAS = {"tiny qwen2": ("output",)}
+WITHOUT_BIAS |= dict.fromkeys(("tiny mistral", "tiny phi3", "tiny gptj"), ROLES)
 BIASED = [(name, role) for name in EVERY for role in ROLES if role not in WITHOUT_BIAS.get(name, ())]
 # Windows: which layers have one.
-WINDOWS = [("tiny mistral", "first"), ("tiny mistral", "last"), ("tiny qwen2", "middle")]
+WINDOWS = [("tiny mistral", "first"), ("tiny mistral", "last"), ("tiny qwen2", "last")]
+WINDOWS += [("tiny phi3", "last"), ("tiny gemma3_text", "first"), ("tiny modernbert", "last")]
+
+
+MIDDLE = ("bert", "gpt2")  # which have more layers
+
+
+def layers_of(name: str) -> list[str]:
+    return ["first", "middle", "last"] if name in MIDDLE else ["first", "last"]
+
+
+def places(names: tuple[str, ...]) -> list[tuple[str, str]]:
+    """The first and the last layer of each model, and of the two bundled ones one in the middle."""
+    return [(name, where) for name in names for where in layers_of(name)]
+
+
+at_each_place = pytest.mark.parametrize(("name", "where"), places(EVERY))
+at_each_decoder = pytest.mark.parametrize(("name", "where"), places(DECODERS))
+at_each_turn = pytest.mark.parametrize(("name", "where"), places(ROTARY))
 
 
 def test_every_family_takes_part(checked: dict[str, Model]) -> None:
     assert set(EVERY) == set(checked)
     assert {model.known_family.model_types for model in checked.values()} == {
-        family.model_types for family in FAMILIES
+        family.model_types for family in FAMILIES if family.sites is not None
     }
 
 
@@ -193,8 +219,7 @@ def told(model: Model, layer: int, **otherwise: Any) -> Model:
     return replace(model, family=replace(model.known_family, sites=lambda hf: tuple(sites)))
 
 
-@pytest.mark.parametrize("where", LAYERS)
-@pytest.mark.parametrize("name", EVERY)
+@at_each_place
 def test_our_scale_off_by_one_percent(checked: dict[str, Model], name: str, where: str) -> None:
     model = checked[name]
     layer = layer_of(model, where)
@@ -217,8 +242,7 @@ def test_our_function_scales_by_one_percent_more(
     assert all("weights" in failed for failed in failed_heads(report).values())
 
 
-@pytest.mark.parametrize("where", LAYERS)
-@pytest.mark.parametrize("name", EVERY)
+@at_each_place
 def test_our_heads_swapped(
     checked: dict[str, Model], name: str, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -259,8 +283,7 @@ def test_our_layers_swapped(checked: dict[str, Model], name: str, monkeypatch: p
 
 
 @pytest.mark.parametrize("role", ["query", "key", "value", "output"])
-@pytest.mark.parametrize("where", LAYERS)
-@pytest.mark.parametrize("name", ["gpt2", "tiny gpt2"])
+@pytest.mark.parametrize(("name", "where"), places(("gpt2", "tiny gpt2")))
 def test_our_square_projection_not_transposed(
     checked: dict[str, Model], name: str, where: str, role: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -296,8 +319,17 @@ def test_biases_are_as_expected(checked: dict[str, Model]) -> None:
             assert found == [role for role in ROLES if (name, role) in BIASED]
 
 
-@pytest.mark.parametrize("where", LAYERS)
-@pytest.mark.parametrize(("name", "role"), BIASED)
+@pytest.mark.parametrize(
+    ("name", "role", "where"),
+    [
+        (name, role, where)
+        for name, role in BIASED
+        # Of the bundled models all, of the others one layer for each role.
+        for where in (
+            layers_of(name) if name in MIDDLE else ["first" if role in ("query", "value") else "last"]
+        )
+    ],
+)
 def test_our_bias_lost(
     checked: dict[str, Model], name: str, where: str, role: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -320,9 +352,8 @@ def test_our_bias_lost(
         assert role == "key"
 
 
-@pytest.mark.parametrize("head", ["first", "last"])
 @pytest.mark.parametrize("role", ["query", "key", "value", "output"])
-@pytest.mark.parametrize("where", LAYERS)
+@pytest.mark.parametrize(("where", "head"), [("first", "last"), ("last", "first")])
 @pytest.mark.parametrize("name", EVERY)
 def test_one_entry_of_our_projection_off(
     checked: dict[str, Model],
@@ -350,8 +381,11 @@ def test_one_entry_of_our_projection_off(
         error, tolerance = report.layers[layer].output_error, report.layers[layer].tolerance
         assert "heads of" in report.verdict and f"does NOT, in layer {layer}: " in report.verdict
         assert f"{error:.1e} (layer {layer}), tolerance {tolerance:.1e}." in report.verdict
-    else:
-        assert_only(report, layer, readers(model, role, which), role)
+        return
+    norm = model.sites[layer].norm(role) if role != "value" else None  # type: ignore[arg-type]
+    together = norm is not None and norm.over == "all"  # then the size that all heads are divided by is off
+    touched = range(heads) if together else [which]
+    assert_only(report, layer, readers(model, role, *touched), role)
 
 
 # --- faults in what the model computes or returns -----------------------------------------------------------
@@ -415,8 +449,7 @@ def lowest(mask: Tensor) -> float:
     return torch.finfo(mask.dtype).min
 
 
-@pytest.mark.parametrize("where", LAYERS)
-@pytest.mark.parametrize("name", DECODERS)
+@at_each_decoder
 def test_model_drops_its_causal_mask(checked: dict[str, Model], name: str, where: str) -> None:
     model = checked[name]
     layer = layer_of(model, where)
@@ -427,8 +460,7 @@ def test_model_drops_its_causal_mask(checked: dict[str, Model], name: str, where
     assert worst.forbidden_weight is not None and worst.forbidden_weight > 1e-3
 
 
-@pytest.mark.parametrize("by", [1, -1])
-@pytest.mark.parametrize("where", LAYERS)
+@pytest.mark.parametrize(("where", "by"), [("first", 1), ("last", -1)])
 @pytest.mark.parametrize("name", DECODERS)
 def test_model_shifts_its_causal_mask_by_one(
     checked: dict[str, Model], name: str, where: str, by: int
@@ -448,8 +480,7 @@ def test_model_shifts_its_causal_mask_by_one(
     assert_only(report, layer, list(range(model.num_heads)), "weights", "forbidden weight")
 
 
-@pytest.mark.parametrize("where", LAYERS)
-@pytest.mark.parametrize("name", EVERY)
+@at_each_place
 def test_model_attends_to_padding(checked: dict[str, Model], name: str, where: str) -> None:
     model = checked[name]
     layer = layer_of(model, where)
@@ -486,8 +517,7 @@ def test_model_returns_the_maps_of_another_layer(checked: dict[str, Model], name
     assert all("context" not in head.failed for head in report.heads)
 
 
-@pytest.mark.parametrize("where", LAYERS)
-@pytest.mark.parametrize("name", EVERY)
+@at_each_place
 def test_model_returns_its_maps_transposed(checked: dict[str, Model], name: str, where: str) -> None:
     model = checked[name]
     layer = layer_of(model, where)
@@ -496,8 +526,7 @@ def test_model_returns_its_maps_transposed(checked: dict[str, Model], name: str,
     assert_only(report, layer, list(range(model.num_heads)), "weights", "row sums")
 
 
-@pytest.mark.parametrize("where", LAYERS)
-@pytest.mark.parametrize("name", EVERY)
+@at_each_place
 def test_model_returns_two_maps_swapped(checked: dict[str, Model], name: str, where: str) -> None:
     model = checked[name]
     layer, last = layer_of(model, where), model.num_heads - 1
@@ -507,11 +536,19 @@ def test_model_returns_two_maps_swapped(checked: dict[str, Model], name: str, wh
     assert_only(report, layer, [0, last], "weights")
 
 
-@pytest.mark.parametrize("where", LAYERS)
-@pytest.mark.parametrize("name", EVERY)
+@at_each_place
 def test_model_computes_with_another_scale(checked: dict[str, Model], name: str, where: str) -> None:
     model = checked[name]
     layer = layer_of(model, where)
+    if name == "tiny modernbert":  # which keeps no scale on its modules
+
+        def rescaled(function: Any, *args: Any, scaling: float, **options: Any) -> Any:
+            return function(*args, scaling=1.01 * scaling, **options)
+
+        with called_otherwise(model, layer, "eager_attention_forward", rescaled):
+            report = check(model)
+        assert_only(report, layer, list(range(model.num_heads)), "weights")
+        return
     sound = model.sites[layer].attention.scaling
 
     def before(module: Any, arguments: Any) -> None:
@@ -574,14 +611,20 @@ def test_fault_in_one_text_of_many(checked: dict[str, Model], name: str) -> None
 # --- faults that only some families can have ----------------------------------------------------------------
 
 
-def neighbours(turn: Callable[..., Tensor], x: Tensor) -> Tensor:
-    """`turn` with the pairs (2 i, 2 i + 1) where it has (i, i + head_dim / 2)."""
-    halves = x.unflatten(-1, (-1, 2)).transpose(-1, -2).flatten(-2)
-    return turn(halves).unflatten(-1, (2, -1)).transpose(-1, -2).flatten(-2)
+def other_pairs(turn: Callable[[Tensor], Tensor], x: Tensor, site: Site) -> Tensor:
+    """`turn` with the pairs (2 i, 2 i + 1) where it has (i, i + n), or the other way round."""
+    assert site.rotary_frequencies is not None
+    count = len(site.rotary_frequencies)
+    shape, back = ((2, count), (count, 2)) if site.rotary_interleaved else ((count, 2), (2, count))
+
+    def reordered(x: Tensor, shape: tuple[int, int]) -> Tensor:
+        part, rest = x[..., : 2 * count], x[..., 2 * count :]
+        return torch.cat([part.unflatten(-1, shape).transpose(-1, -2).flatten(-2), rest], dim=-1)
+
+    return reordered(turn(reordered(x, shape)), back)
 
 
-@pytest.mark.parametrize("where", LAYERS)
-@pytest.mark.parametrize("name", ROTARY)
+@pytest.mark.parametrize(("name", "where"), places(GROUPED))
 def test_our_keys_are_shared_in_turn(
     checked: dict[str, Model], name: str, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -632,8 +675,7 @@ def called_otherwise(
     assert calls and getattr(file, function) is sound
 
 
-@pytest.mark.parametrize("where", LAYERS)
-@pytest.mark.parametrize("name", ROTARY)
+@pytest.mark.parametrize(("name", "where"), places(GROUPED))
 def test_model_shares_its_keys_in_turn(checked: dict[str, Model], name: str, where: str) -> None:
     model = checked[name]
     layer = layer_of(model, where)
@@ -646,8 +688,7 @@ def test_model_shares_its_keys_in_turn(checked: dict[str, Model], name: str, whe
     assert_only(report, layer, misled(model), "weights")
 
 
-@pytest.mark.parametrize("where", LAYERS)
-@pytest.mark.parametrize("name", ROTARY)
+@at_each_turn
 def test_frequencies_off_by_one_percent(checked: dict[str, Model], name: str, where: str) -> None:
     model = checked[name]
     layer = layer_of(model, where)
@@ -659,19 +700,21 @@ def test_frequencies_off_by_one_percent(checked: dict[str, Model], name: str, wh
     )
 
     def before(module: nn.Module, arguments: dict[str, Any]) -> None:
-        cosine, _ = arguments["position_embeddings"]  # (1, T, head_dim), every angle twice
-        angles = torch.arange(cosine.shape[1])[:, None] * torch.cat([frequencies, frequencies])
+        # (1, T, 2 n), every angle twice; GPT-J has the sines first, and every angle once.
+        cosine = arguments["position_embeddings"][1 if name == "tiny gptj" else 0]
+        turns = frequencies if name == "tiny gptj" else torch.cat([frequencies, frequencies])
+        angles = torch.arange(cosine.shape[1])[:, None] * turns
         assert (angles.cos() - cosine).abs().max() < 1e-5
-        arguments["position_embeddings"] = (1.01 * angles).cos()[None], (1.01 * angles).sin()[None]
+        both = (1.01 * angles).cos()[None], (1.01 * angles).sin()[None]
+        arguments["position_embeddings"] = both[::-1] if name == "tiny gptj" else both
 
     with hooked(model, layer, before):
         report = check(model)
     assert_only(report, layer, every_head, "weights")
 
 
-@pytest.mark.parametrize("fault", ["other pairs", "keys not turned"])
+@pytest.mark.parametrize(("where", "fault"), [("first", "other pairs"), ("last", "keys not turned")])
 @pytest.mark.parametrize("whose", ["ours", "what is known", "model"])
-@pytest.mark.parametrize("where", LAYERS)
 @pytest.mark.parametrize("name", ROTARY)
 def test_turned_otherwise(
     checked: dict[str, Model],
@@ -685,22 +728,26 @@ def test_turned_otherwise(
     model = checked[name]
     layer = layer_of(model, where)
     site = model.sites[layer]
-    assert site.group > 1  # so that keys are told from queries by their heads
+    turns = itertools.cycle(["query", "key"])  # the order in which they are turned, but for GPT-J's own
 
-    def otherwise(x: Tensor, frequencies: Tensor) -> Tensor:
+    def otherwise(x: Tensor, frequencies: Tensor, *, interleaved: bool) -> Tensor:
         if frequencies is not site.rotary_frequencies:
-            return rotate(x, frequencies)
+            return rotate(x, frequencies, interleaved=interleaved)
         if fault == "other pairs":
-            return neighbours(lambda halves: rotate(halves, frequencies), x)
-        return rotate(x, frequencies) if x.shape[1] == site.num_heads else x
+            return rotate(x, frequencies, interleaved=not interleaved)
+        return rotate(x, frequencies, interleaved=interleaved) if next(turns) == "query" else x
 
-    def in_model(sound: Any, query: Tensor, key: Tensor, *rest: Any, **options: Any) -> Any:
-        turned = sound(query, key, *rest, **options)
+    def in_model(sound: Any, first: Tensor, second: Tensor, *rest: Any, **options: Any) -> Any:
+        if name == "tiny gptj":  # one at a time, (B, T, H, 2 n), the keys first
+            if fault == "keys not turned":
+                return sound(first, second, *rest) if next(turns) == "key" else first
+            return other_pairs(lambda x: sound(x, second, *rest), first, site)
+        turned = sound(first, second, *rest, **options)
         if fault == "keys not turned":
-            return turned[0], key
+            return turned[0], second
         return (
-            neighbours(lambda halves: sound(halves, key, *rest, **options)[0], query),
-            neighbours(lambda halves: sound(query, halves, *rest, **options)[1], key),
+            other_pairs(lambda x: sound(x, second, *rest, **options)[0], first, site),
+            other_pairs(lambda x: sound(first, x, *rest, **options)[1], second, site),
         )
 
     if whose != "model":
@@ -717,6 +764,109 @@ def test_turned_otherwise(
     assert_only(report, layer, list(range(model.num_heads)), "weights", *reasons)
 
 
+@pytest.mark.parametrize(("name", "where"), places(PARTLY_TURNED))
+def test_all_of_a_head_is_turned(checked: dict[str, Model], name: str, where: str) -> None:
+    model = checked[name]
+    layer = layer_of(model, where)
+    frequencies = model.sites[layer].rotary_frequencies
+    assert frequencies is not None and 2 * len(frequencies) < model.head_dim
+    report = check(told(model, layer, rotary_frequencies=rotary_frequencies(model.head_dim)))
+    assert_only(report, layer, list(range(model.num_heads)), "weights")
+
+
+@pytest.mark.parametrize(("name", "where"), places(("tiny gemma3_text", "tiny modernbert")))
+def test_frequencies_of_the_other_kind_of_layer(checked: dict[str, Model], name: str, where: str) -> None:
+    model = checked[name]
+    layer = layer_of(model, where)
+    others = model.sites[1 - layer].rotary_frequencies
+    report = check(told(model, layer, rotary_frequencies=others))
+    assert_only(report, layer, list(range(model.num_heads)), "weights")
+
+
+@pytest.mark.parametrize(("name", "where"), places(("tiny gpt_neox", "tiny phi3", "tiny modernbert")))
+def test_one_map_of_all_roles_is_read_otherwise(checked: dict[str, Model], name: str, where: str) -> None:
+    """Query, key and value side by side where they are head by head, and the other way round."""
+    model = checked[name]
+    layer = layer_of(model, where)
+    site = model.sites[layer]
+    columns = [len(getattr(site, role).weight()) for role in ("query", "key", "value")]
+    module = site.query.module
+    if name == "tiny gpt_neox":
+        starts = (0, columns[0], 2 * columns[0])
+        read = [Projection(module, start, start + columns[0]) for start in starts]
+    elif name == "tiny phi3":  # the keys last
+        read = [site.query, Projection(module, 64, 80), Projection(module, 48, 64)]
+    else:
+        read = [Projection(module, 8 * role, 8 * role + 8, every=24) for role in range(3)]
+    report = check(told(model, layer, query=read[0], key=read[1], value=read[2]))
+    assert not report.passed and {head.layer for head in report.heads if not head.passed} == {layer}
+    # A head that is read in its place twice (the first query of GPT-NeoX) can have the wrong keys still.
+    assert len(failed_heads(report)) == model.num_heads
+
+
+NORM_FAULTS = ("left out", "over the other vectors", "another epsilon", "a gain off by 1%", "gain of 1 lost")
+
+
+@pytest.mark.parametrize("fault", NORM_FAULTS)
+@pytest.mark.parametrize(("where", "whose"), [("first", "ours"), ("last", "model")])
+@pytest.mark.parametrize("name", NORMALISED)
+def test_normalised_otherwise(
+    checked: dict[str, Model],
+    name: str,
+    where: str,
+    whose: str,
+    fault: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The keys are: of our copy, or of the network."""
+    model = checked[name]
+    layer = layer_of(model, where)
+    norm, group = model.sites[layer].key_norm, model.sites[layer].group
+    assert norm is not None
+    width = model.head_dim if norm.over == "head" else model.num_heads // group * model.head_dim
+
+    def normalised(x: Tensor, gain: Tensor) -> Tensor:
+        """Of (..., width) vectors, or as many side by side as there are."""
+        if fault == "left out":
+            return x
+        if fault == "gain of 1 lost":
+            gain = gain - 1
+        if fault == "a gain off by 1%":
+            gain = gain * torch.tensor([1.01, *[1.0] * (width - 1)])
+        square = x.square().mean(-1, keepdim=True)
+        if fault == "over the other vectors":
+            if norm.over == "all":
+                square = (
+                    x.unflatten(-1, (-1, model.head_dim))
+                    .square()
+                    .mean(-1)
+                    .repeat_interleave(model.head_dim, -1)
+                )
+            else:  # the heads stand in the second dimension, or in the third
+                square = square.mean(1 if norm.heads_first or whose == "ours" else 2, keepdim=True)
+        return x / torch.sqrt(square + (0.1 if fault == "another epsilon" else norm.eps)) * gain
+
+    def of_ours(module: attention.modules.MultiHeadAttention) -> None:
+        gain = module.key_norm.weight
+        monkeypatch.setattr(module.key_norm, "forward", lambda x: normalised(x, gain))
+
+    def of_model(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        return normalised(args[0], norm.gain())
+
+    if whose == "ours":
+        copy_through(monkeypatch, model, layer, of_ours)
+        report = check(model)
+    else:
+        handle = norm.module.register_forward_hook(of_model, prepend=True)
+        try:
+            report = check(model)
+        finally:
+            handle.remove()
+    # With one gain off by 1%, in OLMo 2 it is the first head's.
+    touched = [0] if fault == "a gain off by 1%" and norm.over == "all" else range(model.num_heads // group)
+    assert_only(report, layer, readers(model, "key", *touched), "key", "weights")
+
+
 @pytest.mark.parametrize("by", [1, -1])
 @pytest.mark.parametrize(("name", "where"), WINDOWS)
 def test_window_off_by_one(checked: dict[str, Model], name: str, where: str, by: int) -> None:
@@ -731,7 +881,7 @@ def test_window_off_by_one(checked: dict[str, Model], name: str, where: str, by:
     assert_only(report, layer, every_head, *(("weights",) if by == 1 else more_seen))
 
     def other(mask: Tensor) -> Tensor:
-        allowed = sliding_window_mask(mask.shape[-1], window=window + by)
+        allowed = sliding_window_mask(mask.shape[-1], window=window + by, causal=model.causal)
         return torch.zeros_like(mask).masked_fill(~allowed, lowest(mask))
 
     with masked_by(model, layer, other):

@@ -21,6 +21,7 @@ from torch import Tensor
 
 import attention.functional
 import probe
+import tiny
 from attention import causal_mask, sliding_window_mask
 from probe import Model, Report
 from probe.models import backend
@@ -28,16 +29,15 @@ from scripts import families
 
 SIZES, TARGET_SIZES = (12, 40), (9, 30)  # the shorter text is padded
 ENCODER_DECODERS = ("t5", "bart", "marian")
-CAUSAL = ("gpt_neox", "gptj", "gemma2", "gpt_oss", "phi3")
-WINDOWS = {"modernbert": (4, (1,)), "gemma2": (4, (0, 2)), "gpt_oss": (4, (0, 2))}
-EVERY = (*ENCODER_DECODERS, *CAUSAL, "modernbert")
+CAUSAL = ("gemma2", "gpt_oss", "llama, yarn", "gpt_neox, yarn")
+WINDOWS = {"modernbert, yarn": (4, (1,)), "gemma2": (4, (0, 2)), "gpt_oss": (4, (0, 2))}
+EVERY = (*ENCODER_DECODERS, *CAUSAL, "modernbert, yarn")
 Place = tuple[str, int]
 
 
 @lru_cache
 def model_of(name: str) -> Model:
-    family = next(one for one in families.FAMILIES if one.name == name)
-    return probe.load(families.build(family), tokenizer=families.numbers())
+    return probe.load(families.build(tiny.watched(name)), tokenizer=families.numbers())
 
 
 def check(name: str) -> Report:
@@ -199,7 +199,7 @@ def test_scale_off_by_one_percent(name: str, place: Place) -> None:
     assert_only(report, place, every_head(name, place), "weights")
 
 
-@pytest.mark.parametrize("name", [*ENCODER_DECODERS, "gpt_neox", "phi3", "gemma2"])
+@pytest.mark.parametrize("name", [*ENCODER_DECODERS, "gpt_neox, yarn", "llama, yarn", "gemma2"])
 def test_scale_of_the_network_off_by_one_percent(name: str) -> None:
     """The same on the network's own module, for all layers of it."""
     model = model_of(name)
@@ -471,7 +471,7 @@ def test_our_softmax_over_the_wrong_axis(name: str, monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("fault", ["projection", "rotation", "heads exchanged", "output", "query scaled"])
 def test_what_it_cannot_see(fault: str) -> None:
     """Both sides start from the same queries, keys and values, and end before the output projection."""
-    name, place = "gpt_neox", ("self", 1)
+    name, place = "gpt_neox, yarn", ("self", 1)
 
     def change(given: dict[str, Any]) -> None:
         if fault == "query scaled":

@@ -19,6 +19,7 @@ from torch import Tensor
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 import probe
+import tiny
 from attention.examples import DRAW_A_MAP, THE_CAT_SAT_ON
 from probe import Model, ProbeError
 from probe.display.workbook import MAX_TOKENS, to_workbook
@@ -148,12 +149,23 @@ def rotary(rotary_folders: dict[str, Path]) -> dict[str, Model]:
     }
 
 
+# Normalised head by head, in a window, scaled by another width; all heads as one; neighbours turn, half of
+# each head. And which layer and head.
+OTHERS = {"gemma3_text": (0, 4), "olmo2": (1, 3), "gptj": (1, 2)}
+
+
+@pytest.fixture(scope="module")
+def others(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return {name: tiny.family_saver(name, lambda: tmp_path_factory.mktemp("others"))() for name in OTHERS}
+
+
 @pytest.fixture(scope="module")
 def books(
     bert: Model,
     gpt2: Model,
     wide: Model,
     rotary: dict[str, Model],
+    others: dict[str, Path],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> dict[str, Any]:
     """Every workbook that the tests below look at, recalculated in one go."""
@@ -178,6 +190,13 @@ def books(
         place = ROTARY[name][1:]
         poison(add(f"{name}-short", probe.trace(model, long_text(model, 5), *place, 2)))
         poison(add(f"{name}-long", probe.trace(model, long_text(model, 20), *place, 2)))
+    for name, folder_of in others.items():
+        model = probe.load(str(folder_of), dtype=torch.float64)
+        trace = probe.trace(model, long_text(model, 20), *OTHERS[name], 0)
+        poison(add(name, trace))
+        if name == "gemma3_text":
+            edit(add("gemma3_text-inputs", trace), "inputs", 1, 7, 2.5)
+            edit(add("gemma3_text-epsilon", trace), "epsilon", 0, 0, 2.0)
     changes: list[tuple[str, str, int, int, object]] = [
         ("llama32", "mask_in_use", 0, 0, "bidirectional"),
         ("mistral", "mask_in_use", 0, 0, "bidirectional"),
@@ -266,6 +285,44 @@ def test_weights_with_rotary_positions_equal_the_models(
     scores = block(book, "projected_query") @ block(book, "projected_key").T * block(book, "scale")
     unturned = scores.masked_fill(expected == 0, -torch.inf).softmax(-1)
     assert (unturned - expected).abs().max() > 0.05
+
+
+@needs_libreoffice
+@pytest.mark.parametrize("name", OTHERS)
+def test_weights_with_norms_and_other_turns_equal_the_models(
+    books: dict[str, Any], others: dict[str, Path], name: str
+) -> None:
+    layer, head = OTHERS[name]
+    model, book = probe.load(str(others[name])), books[name]
+    expected = eager_maps(others[name], long_text(model, 20), torch.float64)[layer, head].double()
+    # Norms and the softmax are computed in float32.
+    assert (block(book, "weights") - expected).abs().max() < 1e-6
+    assert block(book, "difference").abs().max() < 1e-6
+    assert (block(book, "context") - expected @ block(book, "value")).abs().max() < 1e-5
+
+
+@needs_libreoffice
+@pytest.mark.parametrize("changed", ["inputs", "epsilon"])
+def test_the_norm_is_live(books: dict[str, Any], others: dict[str, Path], changed: str) -> None:
+    """Against Gemma 3's own layer, given other inputs, or set to another epsilon."""
+    layer, head = OTHERS["gemma3_text"]
+    model = probe.load(str(others["gemma3_text"]), dtype=torch.float64)
+    inputs = probe.trace(model, long_text(model, 20), layer, head, 0).numbers.inputs
+    assert inputs is not None
+    network: Any = model.hf.base_model
+    attention = network.layers[layer].self_attn
+    if changed == "inputs":
+        inputs[1, 7] = 2.5
+    else:
+        attention.q_norm.eps = attention.k_norm.eps = 2.0
+    back = torch.arange(20)[:, None] - torch.arange(20)
+    mask = torch.zeros(20, 20, dtype=torch.float64).masked_fill((back < 0) | (back >= 7), -torch.inf)
+    turns = network.rotary_emb(inputs[None], torch.arange(20)[None], "sliding_attention")
+    network.set_attn_implementation("eager")
+    with torch.no_grad():
+        weights = attention(inputs[None], turns, mask[None, None])[1][0, head]
+    assert (block(books[f"gemma3_text-{changed}"], "weights") - weights.double()).abs().max() < 1e-6
+    assert block(books[f"gemma3_text-{changed}"], "difference").abs().max() > 1e-3
 
 
 @needs_libreoffice

@@ -1,6 +1,6 @@
 """Hold every head of a model against attention computed from the queries and keys that the model made.
 
-For models whose weights are described nowhere in ``probe/models/families``. The model runs once on its eager
+For models whose weights are not described in ``probe/models/families``. The model runs once on its eager
 backend, the one that computes its maps itself. Each attention is seen on the way: its queries, keys and
 values, and the weights and contexts that the backend makes of them. The same queries, keys and values then go
 through ``attention``, with the model's own softcap and sinks, and with the mask, the scale and T5's biases

@@ -33,7 +33,7 @@ from probe.analyses.checks.measuring import (
 )
 from probe.analyses.checks.report import FROM_WEIGHTS, Cell, Findings, HeadCheck, LayerCheck
 from probe.models.computing import computing
-from probe.models.families import Site
+from probe.models.families import ROLES, Site
 from probe.models.loading import Model
 from probe.models.visibility import allowed_keys
 from probe.running.recording import LayerRecord, Recording
@@ -61,7 +61,9 @@ class Recomputed:
     cells : how many cells of one head's maps count: real queries with the keys they may attend to.
     steps : what ``attention.MultiHeadAttention`` computed, holding a copy of the layer's weights.
     sizes : of those weights, what ``Bounds`` needs: "query", "key", "value" and "output" are the largest norm
-        of a row of the matrix, "query bias" and so on the largest entry.
+        of a row of the matrix, "query bias" and so on the largest entry. Where queries and keys are
+        normalised, "query norm" and "key norm" are the largest factor that the norm takes a number by, and
+        "query norm root" and "key norm root" the root of how many numbers it is over.
     """
 
     layer: int
@@ -87,7 +89,7 @@ def recompute(recording: Recording) -> Iterator[Recomputed]:
         with computing(recording.model.device, tuple(real.shape)):
             module = from_scratch(site, module)
             steps = module.steps(seen.input, mask=mask, keep_steps=False)
-            again = Recomputed(layer, mask, cells, steps, _sizes(module))
+            again = Recomputed(layer, mask, cells, steps, _sizes(module, seen.input, real))
         yield again
 
 
@@ -107,6 +109,9 @@ def from_scratch(site: Site, reuse: MultiHeadAttention | None = None) -> MultiHe
         bias = projection.bias()
         if bias is not None:
             state[f"{name}.bias"] = bias
+    norms = {role: norm for role in ROLES if (norm := site.norm(role)) is not None}
+    for role, norm in norms.items():
+        state[f"{role}_norm.weight"] = norm.gain()
     module = reuse
     if module is None:
         d_out, d_in = state["W_query.weight"].shape
@@ -115,6 +120,7 @@ def from_scratch(site: Site, reuse: MultiHeadAttention | None = None) -> MultiHe
             d_out,
             site.num_heads,
             num_key_value_heads=site.num_key_value_heads,
+            query_key_norm=norms["query"].over if norms else None,
             out_width=state["out_proj.weight"].shape[0],
             bias="W_query.bias" in state,
             out_bias="out_proj.bias" in state,
@@ -122,11 +128,14 @@ def from_scratch(site: Site, reuse: MultiHeadAttention | None = None) -> MultiHe
         ).eval()
     module.scale = site.scale
     module.rotary_frequencies = site.rotary_frequencies
+    module.rotary_interleaved = site.rotary_interleaved
+    for role, norm in norms.items():
+        getattr(module, f"{role}_norm").eps = norm.eps
     module.load_state_dict(state, assign=True)
     return module
 
 
-def _sizes(module: MultiHeadAttention) -> dict[str, Tensor]:
+def _sizes(module: MultiHeadAttention, x: Tensor, real: Tensor) -> dict[str, Tensor]:
     sizes: dict[str, Tensor] = {}
     maps = {"query": module.W_query, "key": module.W_key, "value": module.W_value, "output": module.out_proj}
     for name, linear in maps.items():
@@ -136,6 +145,14 @@ def _sizes(module: MultiHeadAttention) -> dict[str, Tensor]:
         sizes[name] = weight.square().sum(1).amax().sqrt()
         bias = linear.bias
         sizes[f"{name} bias"] = sizes[name].new_zeros(()) if bias is None else bias.abs().amax()
+    if module.query_key_norm is not None:
+        norms = {"query": (module.W_query, module.query_norm), "key": (module.W_key, module.key_norm)}
+        for name, (linear, norm) in norms.items():
+            # (B, T, ...) of real tokens alone -> (tokens, vectors, n)
+            vectors = linear(x)[real].unflatten(-1, (-1, len(norm.weight)))
+            square = vectors.to(torch.promote_types(vectors.dtype, torch.float32)).square().mean(-1)
+            sizes[f"{name} norm root"] = square.new_tensor(math.sqrt(len(norm.weight)))
+            sizes[f"{name} norm"] = norm.weight.abs().amax() * (square.amin() + norm.eps).rsqrt()
     return sizes
 
 
@@ -151,7 +168,13 @@ class Bounds:
 
     query, key, value
         A projected number is a sum of d_model products, and a bias. |x| |w| + |b|, the norms of
-        an input and of a row of the weight matrix, bounds every partial sum: 8 u times that.
+        an input and of a row of the weight matrix, bounds every partial sum: e = 8 u times that.
+        Where queries and keys are normalised, a vector x of n numbers becomes g x / r, r being its root mean
+        square and g the gains. An error d of x moves that by (g / r) (d - x (x . d) / (n r^2)): what points
+        along x is taken out again. x / (sqrt(n) r) is no longer than 1, so that its product with d, whose
+        entries are below e and of either sign, is about e, and any number's share of that no more: 2 e times
+        the largest g / r of all vectors. The mean of n squares is off by u sqrt(n) of itself, and so, half of
+        that, its root; root, division and products add less than 8 units: u (8 + sqrt(n)) |q| or |k|.
     weights
         This is the tolerance that is reported, one number a head. A scaled score is a sum of head_dim
         products. S = |q| |k| scale is the largest that it can be, and half a unit of S its error on
@@ -322,7 +345,15 @@ def _bounds(seen: LayerRecord, again: Recomputed, errors: _Errors, scale: float,
     def projection(name: str, size: float) -> float:
         return 8 * u * (size * sizes[name] + sizes[f"{name} bias"])
 
-    query, key, value = (projection(name, errors.input_norm) for name in ("query", "key", "value"))
+    def normalised(name: str, norms: tuple[float, ...]) -> float:
+        """After the norm, if there is one, over vectors of which the largest have these norms."""
+        error = projection(name, errors.input_norm)
+        if f"{name} norm" not in sizes:
+            return error
+        return 2 * sizes[f"{name} norm"] * error + u * (8 + sizes[f"{name} norm root"]) * max(norms)
+
+    query, key = normalised("query", errors.query_norm), normalised("key", errors.key_norm)
+    value = projection("value", errors.input_norm)
     weights, context = [], []
     norms = zip(errors.query_norm, errors.key_norm, errors.value_norm, strict=True)
     for head, (q, k, v) in enumerate(norms):

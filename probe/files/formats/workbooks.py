@@ -18,7 +18,8 @@ from attention import scaled_dot_product_attention
 from probe.display.data import Numbers, array, text_block
 from probe.errors import ProbeError
 from probe.files.formats.arrays import check_unpacked, decoded
-from probe.running.head_numbers import HeadNumbers, Role
+from probe.models.families import ROLES
+from probe.running.head_numbers import HeadNumbers
 
 _ABOUT = "About"
 _SWITCH = "mask_in_use"
@@ -55,14 +56,22 @@ def numbers(result: Any) -> Numbers:
     of: HeadNumbers = result.workbook()
     assert of.inputs is not None and of.model_weights is not None
     blocks: dict[str, Tensor] = {"inputs": of.inputs}
-    roles: tuple[Role, ...] = ("query", "key", "value")
-    for role in roles:
+    for role in ROLES:
         weight, bias = getattr(of, f"{role}_weight"), getattr(of, f"{role}_bias")
         bias = weight.new_zeros(len(weight)) if bias is None else bias
         blocks[f"W_{role}"] = torch.cat([weight, bias[:, None]], dim=1)
         blocks[role] = of.vectors(role)
+        norm, sizes = of.norm(role), of.sizes(role)
+        turned = of.frequencies is not None and role != "value"
+        if turned or norm is not None:
+            blocks[f"projected_{role}"] = of.projected(role)
+        if norm is not None and sizes is not None:
+            blocks |= {f"{role}_size": sizes[:, None], f"{role}_gain": norm.gain[None]}
+            if norm.of_all_heads is None:
+                blocks["epsilon"] = torch.tensor([[norm.eps]], dtype=torch.float64)
+            if turned:
+                blocks[f"normalised_{role}"] = of.normalised(role)
     if of.frequencies is not None and of.angles is not None:
-        blocks |= {f"projected_{role}": of.projected(role) for role in roles[:2]}
         blocks |= {"position": torch.arange(len(of.tokens))[:, None], "frequency": of.frequencies[None]}
         blocks |= {"angle": of.angles, "cosine": of.angles.cos(), "sine": of.angles.sin()}
     if of.window is not None:

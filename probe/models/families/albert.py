@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
-from probe.models.families.site import Family, Projection, Site
+from probe.models.families.family import Family, both_ways
+from probe.models.families.site import Projection, Site
 
 
 def sites(hf: PreTrainedModel) -> tuple[Site, ...]:
@@ -32,12 +33,9 @@ def _site(attention: Any) -> Site:
         value=Projection.whole(attention.value),
         output=Projection.whole(attention.dense),
         num_heads=attention.num_attention_heads,
+        head_dim=attention.attention_head_size,
         scale=attention.attention_head_size**-0.5,
     )
-
-
-def causal(config: PretrainedConfig) -> bool:
-    return False
 
 
 def max_tokens(hf: PreTrainedModel) -> int:
@@ -45,4 +43,4 @@ def max_tokens(hf: PreTrainedModel) -> int:
     return int(embeddings.position_embeddings.num_embeddings)
 
 
-FAMILY = Family(("albert",), sites, causal, max_tokens, pairs=True)
+FAMILY = Family(("albert",), both_ways, sites, max_tokens=max_tokens, pairs=True)

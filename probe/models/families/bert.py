@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
-from probe.models.families.site import Family, Projection, Site
+from probe.models.families.family import Family, causal_as_decoder
+from probe.models.families.site import Projection, Site
 
 
 def sites(hf: PreTrainedModel) -> tuple[Site, ...]:
@@ -27,12 +28,9 @@ def _site(attention: Any) -> Site:
         value=Projection.whole(heads.value),
         output=Projection.whole(attention.output.dense),
         num_heads=heads.num_attention_heads,
+        head_dim=heads.attention_head_size,
         scale=heads.attention_head_size**-0.5,
     )
-
-
-def causal(config: PretrainedConfig) -> bool:
-    return bool(getattr(config, "is_decoder", False))
 
 
 def max_tokens(hf: PreTrainedModel) -> int:
@@ -44,5 +42,9 @@ def max_tokens(hf: PreTrainedModel) -> int:
 
 
 FAMILY = Family(
-    ("bert", "roberta", "xlm-roberta", "camembert", "electra"), sites, causal, max_tokens, pairs=True
+    ("bert", "roberta", "xlm-roberta", "camembert", "electra"),
+    causal_as_decoder,
+    sites,
+    max_tokens=max_tokens,
+    pairs=True,
 )

@@ -10,10 +10,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from probe.errors import ProbeError
-from probe.models.families.site import Family, Projection, Site
+from probe.models.families.family import Family, always_causal
+from probe.models.families.site import Projection, Site
 
 
 def sites(hf: PreTrainedModel) -> tuple[Site, ...]:
@@ -28,9 +29,6 @@ def sites(hf: PreTrainedModel) -> tuple[Site, ...]:
 
 def _site(attention: Any, layer: int, config: Any) -> Site:
     width = attention.embed_dim
-    scale = attention.head_dim**-0.5 if config.scale_attn_weights else 1.0
-    if config.scale_attn_by_inverse_layer_idx:
-        scale /= layer + 1
     return Site(
         attention=attention,
         query=Projection(attention.c_attn, 0, width),
@@ -38,12 +36,15 @@ def _site(attention: Any, layer: int, config: Any) -> Site:
         value=Projection(attention.c_attn, 2 * width, 3 * width),
         output=Projection(attention.c_proj, 0, width),
         num_heads=attention.num_heads,
-        scale=scale,
+        head_dim=attention.head_dim,
+        scale=scale(config, attention.head_dim, layer),
     )
 
 
-def causal(config: PretrainedConfig) -> bool:
-    return True
+def scale(config: Any, head_dim: int, layer: int) -> float:
+    """By the head's width, if at all, and in some models by the number of the layer besides."""
+    by_width = head_dim**-0.5 if config.scale_attn_weights else 1.0
+    return float(by_width / (layer + 1) if config.scale_attn_by_inverse_layer_idx else by_width)
 
 
 def max_tokens(hf: PreTrainedModel) -> int:
@@ -51,4 +52,4 @@ def max_tokens(hf: PreTrainedModel) -> int:
     return int(positions.num_embeddings)
 
 
-FAMILY = Family(("gpt2",), sites, causal, max_tokens, pairs=False)
+FAMILY = Family(("gpt2",), always_causal, sites, scale=scale, max_tokens=max_tokens)

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
-from probe.models.families.site import Family, Projection, Site
+from probe.models.families.family import Family, always_causal, unscaled
+from probe.models.families.site import Projection, Site
 
 
 def sites(hf: PreTrainedModel) -> tuple[Site, ...]:
@@ -26,12 +27,9 @@ def _site(attention: Any) -> Site:
         value=Projection.whole(attention.v_proj),
         output=Projection.whole(attention.out_proj),
         num_heads=attention.num_heads,
+        head_dim=attention.head_dim,
         scale=attention.head_dim**-0.5,
     )
-
-
-def causal(config: PretrainedConfig) -> bool:
-    return True
 
 
 def max_tokens(hf: PreTrainedModel) -> int:
@@ -40,4 +38,4 @@ def max_tokens(hf: PreTrainedModel) -> int:
     return int(positions.num_embeddings) - int(positions.offset)
 
 
-FAMILY = Family(("opt",), sites, causal, max_tokens, pairs=False, float32_inside=True)
+FAMILY = Family(("opt",), always_causal, sites, scale=unscaled, max_tokens=max_tokens, float32_inside=True)

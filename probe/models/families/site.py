@@ -1,10 +1,9 @@
-"""The words in which a family describes itself."""
+"""One layer's attention inside a network: where its weights lie, and what is done with what they make."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -12,21 +11,24 @@ from transformers.pytorch_utils import Conv1D
 
 from attention import rotate
 
-if TYPE_CHECKING:
-    from transformers import PretrainedConfig, PreTrainedModel
+Role = Literal["query", "key", "value"]
+ROLES: tuple[Role, ...] = ("query", "key", "value")
 
 
 @dataclass(frozen=True)
 class Projection:
     """One linear map of a layer: the output columns ``start`` to ``stop`` of ``module``.
 
-    Networks store it in three ways: as an ``nn.Linear`` of its own (BERT), as some columns of a wider map,
-    and transposed, as GPT-2's ``Conv1D`` of shape (in, out). This class is the only place that knows.
+    Networks store it in four ways: as an ``nn.Linear`` of its own (BERT), as some columns of a wider map,
+    those columns head by head (GPT-NeoX: each ``every`` columns belong to a head, and the map has ``start``
+    to ``stop`` of these), and transposed, as GPT-2's ``Conv1D`` of shape (in, out). This class is the only
+    place that knows.
     """
 
     module: nn.Module
     start: int
     stop: int
+    every: int | None = None
 
     @classmethod
     def whole(cls, linear: nn.Linear) -> Projection:
@@ -41,16 +43,51 @@ class Projection:
             # Copied as it lies, then looked at the other way round: much faster than to move every number.
             columns = weight.detach()[:, self.start : self.stop]
             return torch.clone(columns, memory_format=torch.contiguous_format).T
-        return torch.clone(weight.detach()[self.start : self.stop], memory_format=torch.contiguous_format)
+        return torch.clone(self._part(weight.detach(), 0), memory_format=torch.contiguous_format)
 
     def bias(self) -> Tensor | None:
         """A copy of the bias: (out,), or None if the map has none."""
         bias: Any = self.module.bias
-        return None if bias is None else bias.detach()[self.start : self.stop].clone()
+        return None if bias is None else self._part(bias.detach(), 0).clone()
 
     def columns(self, output: Tensor) -> Tensor:
         """This projection's part of what ``module`` returned: (..., out)."""
-        return output[..., self.start : self.stop]
+        return self._part(output, output.dim() - 1)
+
+    def _part(self, tensor: Tensor, dim: int) -> Tensor:
+        width = self.stop - self.start
+        if self.every is None:
+            return tensor.narrow(dim, self.start, width)
+        by_head = tensor.unflatten(dim, (-1, self.every))
+        return by_head.narrow(dim + 1, self.start, width).flatten(dim, dim + 1)
+
+
+@dataclass(frozen=True)
+class Norm:
+    """The root mean square norm that queries or keys go through after their projection.
+
+    Attributes
+    ----------
+    module : the network's, whose output is recorded in place of the projection's.
+    eps : what it adds to the mean square.
+    over : "head" if each head's vector is normalised by itself, "all" if all heads' are as one.
+    one_more : whether it multiplies with its weight and 1 (Gemma).
+    heads_first : whether it is given (B, H, T, head_dim) in place of (B, T, H, head_dim).
+    """
+
+    module: nn.Module
+    eps: float
+    over: Literal["head", "all"]
+    one_more: bool = False
+    heads_first: bool = False
+
+    def gain(self) -> Tensor:
+        """What numbers are multiplied with after the division, a copy: (head_dim,), or for all heads."""
+        weight: Any = self.module.weight
+        weight = weight.detach()
+        # 1 more rounded to half precision would lose digits of a small weight.
+        wide = torch.promote_types(weight.dtype, torch.float32)
+        return weight.to(wide) + 1 if self.one_more else weight.clone()
 
 
 @dataclass(frozen=True)
@@ -62,8 +99,10 @@ class Site:
     that takes the merged heads back to the width of the model, before the residual connection.
 
     With fewer key and value heads than heads (``num_key_value_heads``), each serves several heads in a row.
-    With ``rotary_frequencies``, (head_dim / 2,), queries and keys are turned by their positions after the
-    projection. With a ``window``, a query sees that many of the last tokens, itself included.
+    With ``query_norm`` and ``key_norm`` queries and keys are normalised after the projection. With
+    ``rotary_frequencies``, (n,), they are then turned by their positions, the first 2 n of their numbers: the
+    pairs are (i, i + n), or neighbours if ``rotary_interleaved``. With a ``window``, a query sees that many
+    of the last tokens, itself included.
     """
 
     attention: nn.Module
@@ -72,43 +111,43 @@ class Site:
     value: Projection
     output: Projection
     num_heads: int
+    head_dim: int
     scale: float
     num_key_value_heads: int | None = None
+    query_norm: Norm | None = None
+    key_norm: Norm | None = None
     rotary_frequencies: Tensor | None = None
+    rotary_interleaved: bool = False
     window: int | None = None
-
-    @property
-    def head_dim(self) -> int:
-        return (self.query.stop - self.query.start) // self.num_heads
 
     @property
     def group(self) -> int:
         """How many heads share a key and value head."""
         return self.num_heads // (self.num_key_value_heads or self.num_heads)
 
-    def heads(self, role: Literal["query", "key", "value"], output: Tensor) -> Tensor:
-        """What takes part in the attention, from what a projection's module returned.
+    def norm(self, role: Role) -> Norm | None:
+        """The norm of queries or keys, if there is one."""
+        return {"query": self.query_norm, "key": self.key_norm, "value": None}[role]
+
+    def source(self, role: Role) -> nn.Module:
+        """The module whose output ``heads`` takes: the norm, or else the projection's."""
+        norm = self.norm(role)
+        projection: Projection = getattr(self, role)
+        return projection.module if norm is None else norm.module
+
+    def heads(self, role: Role, output: Tensor) -> Tensor:
+        """What takes part in the attention, from what the ``source`` of a role returned.
 
         (B, T, ...) -> (B, num_heads, T, head_dim): split into heads, turned by positions, shared among a
         group.
         """
-        projection: Projection = getattr(self, role)
-        split = projection.columns(output).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+        norm = self.norm(role)
+        if norm is None:
+            projection: Projection = getattr(self, role)
+            output = projection.columns(output)
+        split = output if output.dim() == 4 else output.unflatten(-1, (-1, self.head_dim))
+        if norm is None or not norm.heads_first:
+            split = split.transpose(1, 2)
         if self.rotary_frequencies is not None and role != "value":
-            split = rotate(split, self.rotary_frequencies)
+            split = rotate(split, self.rotary_frequencies, interleaved=self.rotary_interleaved)
         return split if role == "query" or self.group == 1 else split.repeat_interleave(self.group, dim=1)
-
-
-@dataclass(frozen=True)
-class Family:
-    """A kind of network whose attention can be taken apart."""
-
-    model_types: tuple[str, ...]
-    sites: Callable[[PreTrainedModel], tuple[Site, ...]]
-    causal: Callable[[PretrainedConfig], bool]
-    max_tokens: Callable[[PreTrainedModel], int]
-    pairs: bool
-    # Whether its code computes the softmax in float32 even where everything else is float64.
-    float32_inside: bool = False
-    # Whether a configuration with its model_type is one that ``sites`` describes.
-    describes: Callable[[PretrainedConfig], bool] = lambda config: True

@@ -95,7 +95,7 @@ class View:
         """Whether it has something of a model to show."""
         if half.comparison is None:
             return False
-        return not self.takes_apart or half.comparison.model.family is not None
+        return not self.takes_apart or half.comparison.model.has_sites
 
     def offers(self, screen: Screen) -> Iterator[Offered]:
         """What there is to take along as files."""
