@@ -93,6 +93,9 @@ CASES = {
     "mistral, no window": decoder("mistral", {"sliding_window": None}, group=3),
     "qwen2": decoder("qwen2", head_dim=4, group=2, windows=(None, 7, 7)),
     "qwen2, no window": decoder("qwen2", {"use_sliding_window": False}, head_dim=4, group=2),
+    # A decoder that is told to look both ways.
+    "llama, both ways": decoder("llama", {"is_causal": False}, group=3),
+    "mistral, both ways": decoder("mistral", {"is_causal": False}, group=3, windows=(8, 8, 8)),
     "qwen3": decoder("qwen3", **TWO, group=3, norm="head"),
     "qwen3, windows, no biases": decoder(
         "qwen3",

@@ -34,14 +34,20 @@ def no_window(config: Any, layer: int) -> None:
 
 
 def window_by_kind(config: Any, layer: int) -> int | None:
-    """The configuration's window, in all layers but those that it calls layers of full attention."""
+    """The configuration's window, in all layers but those that it calls layers of full attention.
+
+    Where a decoder is told to look both ways, transformers doesn't count the position itself.
+    """
     window: int | None = getattr(config, "sliding_window", None)
     kinds = getattr(config, "layer_types", None)
-    return None if kinds and kinds[layer] == "full_attention" else window
+    if window is None or (kinds and kinds[layer] == "full_attention"):
+        return None
+    return window if causal_unless_told(config) else window + 1
 
 
-def always_causal(config: Any) -> bool:
-    return True
+def causal_unless_told(config: Any) -> bool:
+    """A decoder; transformers lets any look both ways whose configuration says ``is_causal=False``."""
+    return bool(getattr(config, "is_causal", True))
 
 
 def both_ways(config: Any) -> bool:

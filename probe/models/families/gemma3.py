@@ -15,6 +15,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 from probe.models.families.family import (
     Family,
     by_query_scalar,
+    causal_unless_told,
     positions_of_config,
     turning,
     turns_steadily,
@@ -45,7 +46,7 @@ def _norm(module: Any) -> Norm:
 
 
 def causal(config: PretrainedConfig) -> bool:
-    return not getattr(config, "use_bidirectional_attention", False)
+    return not getattr(config, "use_bidirectional_attention", False) and causal_unless_told(config)
 
 
 FAMILY = Family(

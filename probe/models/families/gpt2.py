@@ -13,7 +13,7 @@ import torch
 from transformers import PreTrainedModel
 
 from probe.errors import ProbeError
-from probe.models.families.family import Family, always_causal
+from probe.models.families.family import Family, causal_unless_told
 from probe.models.families.site import Projection, Site
 
 
@@ -52,4 +52,4 @@ def max_tokens(hf: PreTrainedModel) -> int:
     return int(positions.num_embeddings)
 
 
-FAMILY = Family(("gpt2",), always_causal, sites, scale=scale, max_tokens=max_tokens)
+FAMILY = Family(("gpt2",), causal_unless_told, sites, scale=scale, max_tokens=max_tokens)

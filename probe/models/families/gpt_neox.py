@@ -11,7 +11,13 @@ from typing import Any
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from probe.models.families.family import Family, always_causal, positions_of_config, turning, turns_steadily
+from probe.models.families.family import (
+    Family,
+    causal_unless_told,
+    positions_of_config,
+    turning,
+    turns_steadily,
+)
 from probe.models.families.site import Projection, Site
 
 
@@ -41,7 +47,7 @@ def _site(attention: Any, frequencies: Tensor) -> Site:
 
 FAMILY = Family(
     ("gpt_neox",),
-    always_causal,
+    causal_unless_told,
     sites,
     turns_steadily,
     max_tokens=positions_of_config,

@@ -5,6 +5,6 @@ OpenAI 2025, "gpt-oss-120b & gpt-oss-20b Model Card", section 2.2. The sinks are
 
 from __future__ import annotations
 
-from probe.models.families.family import Family, always_causal, window_by_kind
+from probe.models.families.family import Family, causal_unless_told, window_by_kind
 
-FAMILY = Family(("gpt_oss",), always_causal, window=window_by_kind, float32_inside=True)
+FAMILY = Family(("gpt_oss",), causal_unless_told, window=window_by_kind, float32_inside=True)

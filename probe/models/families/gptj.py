@@ -11,7 +11,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from attention import rotary_frequencies
-from probe.models.families.family import Family, always_causal, positions_of_config
+from probe.models.families.family import Family, causal_unless_told, positions_of_config
 from probe.models.families.site import Projection, Site
 
 
@@ -36,4 +36,4 @@ def _site(attention: Any) -> Site:
     )
 
 
-FAMILY = Family(("gptj",), always_causal, sites, max_tokens=positions_of_config, float32_inside=True)
+FAMILY = Family(("gptj",), causal_unless_told, sites, max_tokens=positions_of_config, float32_inside=True)

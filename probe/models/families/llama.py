@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from probe.models.families.family import (
     Family,
-    always_causal,
+    causal_unless_told,
     positions_of_config,
     turning,
     turns_steadily,
@@ -52,7 +52,7 @@ def site_of(attention: Any, layer: int, frequencies: Tensor, **otherwise: Any) -
 
 FAMILY = Family(
     ("llama", "mistral", "qwen2"),
-    always_causal,
+    causal_unless_told,
     sites,
     turns_steadily,
     window=window_by_kind,

@@ -9,7 +9,13 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from probe.models.families.family import Family, always_causal, positions_of_config, turning, turns_steadily
+from probe.models.families.family import (
+    Family,
+    causal_unless_told,
+    positions_of_config,
+    turning,
+    turns_steadily,
+)
 from probe.models.families.llama import site_of
 from probe.models.families.site import Norm, Site
 
@@ -34,7 +40,7 @@ def _norm(module: Any) -> Norm:
 
 FAMILY = Family(
     ("olmo2",),
-    always_causal,
+    causal_unless_told,
     sites,
     turns_steadily,
     max_tokens=positions_of_config,

@@ -10,7 +10,7 @@ from typing import Any
 
 from transformers import PreTrainedModel
 
-from probe.models.families.family import Family, always_causal, unscaled
+from probe.models.families.family import Family, causal_unless_told, unscaled
 from probe.models.families.site import Projection, Site
 
 
@@ -38,4 +38,6 @@ def max_tokens(hf: PreTrainedModel) -> int:
     return int(positions.num_embeddings) - int(positions.offset)
 
 
-FAMILY = Family(("opt",), always_causal, sites, scale=unscaled, max_tokens=max_tokens, float32_inside=True)
+FAMILY = Family(
+    ("opt",), causal_unless_told, sites, scale=unscaled, max_tokens=max_tokens, float32_inside=True
+)

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from probe.models.families.family import (
     Family,
-    always_causal,
+    causal_unless_told,
     positions_of_config,
     turning,
     turns_steadily,
@@ -50,7 +50,7 @@ def _site(attention: Any, layer: int, frequencies: Tensor) -> Site:
 
 FAMILY = Family(
     ("phi3",),
-    always_causal,
+    causal_unless_told,
     sites,
     turns_steadily,
     window=window_by_kind,

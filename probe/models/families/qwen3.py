@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from probe.models.families.family import (
     Family,
-    always_causal,
+    causal_unless_told,
     positions_of_config,
     turning,
     turns_steadily,
@@ -41,7 +41,7 @@ def _norm(module: Any) -> Norm:
 
 FAMILY = Family(
     ("qwen3",),
-    always_causal,
+    causal_unless_told,
     sites,
     turns_steadily,
     window=window_by_kind,
