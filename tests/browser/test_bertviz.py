@@ -14,8 +14,8 @@ from PIL import Image
 from playwright.sync_api import Frame, Locator
 
 import probe
-from probe.ui.bertviz_view import NUMBERS, SHAPES, Plan, drawing, plan
 from probe.ui.state import DEFAULT_HEADS, DEFAULT_TEXT
+from probe.ui.views.bertviz import NUMBERS, SHAPES, Plan, drawing, plan
 
 MODELS = ("bert", "gpt2")
 LAYERS = [layer for layer, _ in DEFAULT_HEADS]

@@ -20,7 +20,8 @@ from attention.examples import DRAW_A_MAP, THE_CAT_SAT_ON
 from probe.display.page import read_page
 from probe.files.formats import formats_of
 from probe.ui import downloads
-from probe.ui.state import DEFAULT_HEADS, Asked, Focus, Options, Screen, Session, look
+from probe.ui.screen import Screen, look
+from probe.ui.state import DEFAULT_HEADS, Asked, Focus, Options, Session
 
 TEXT = "draw a map of it"
 ASKED = Asked("this coffee is great", "my laptop died, great", "it", "map", "draw")

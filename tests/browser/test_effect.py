@@ -13,8 +13,8 @@ from numbers_in_text import alike, says, tells
 from playwright.sync_api import expect
 
 import probe
-from probe.ui.effect import HOW, read_heads
 from probe.ui.state import DEFAULT_HEADS, DEFAULT_TEXT
+from probe.ui.views.effect import HOW, read_heads
 
 
 def number(text: str) -> float:

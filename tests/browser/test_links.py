@@ -11,7 +11,8 @@ from numbers_in_text import alike, tells
 
 import probe
 from probe.ui import links
-from probe.ui.state import DEFAULT_HEADS, DEFAULT_TEXT, Asked, Focus, Screen, Session, look
+from probe.ui.screen import Screen, look
+from probe.ui.state import DEFAULT_HEADS, DEFAULT_TEXT, Asked, Focus, Session
 
 PAIR = ("The bank of the river is muddy.", 'The "bank" took my money & left.')
 OWN = Asked(*PAIR, "big", "suitcase", "", "mean", "4.5, 2", "model")

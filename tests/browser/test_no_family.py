@@ -16,8 +16,11 @@ from playwright.sync_api import expect
 
 import probe
 import tiny
-from probe.ui import bertviz_view, downloads, effect, heads, links, masks, sentences, steps
-from probe.ui.state import Asked, Focus, Options, Screen, Session, look
+from probe.ui import downloads, links
+from probe.ui.screen import Screen, look
+from probe.ui.state import Asked, Focus, Options, Session
+from probe.ui.views import bertviz as bertviz_view
+from probe.ui.views import effect, heads, masks, sentences, steps
 from scripts import families
 
 TEXT = "the cat and the dog sat on the mat"

@@ -19,8 +19,11 @@ from safetensors.torch import load_file, save_file
 import probe
 import tiny
 from probe.display import colors
-from probe.ui import compare, header, limits, links, theme, verify
-from probe.ui.state import Focus, Options, Screen, Session, Store, look
+from probe.ui import header, limits, links, theme
+from probe.ui.screen import Screen, look
+from probe.ui.state import Focus, Options, Session
+from probe.ui.store import Store
+from probe.ui.views import compare, verify
 
 SCALES = [
     (name, kind, scale)

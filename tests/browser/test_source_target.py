@@ -21,9 +21,12 @@ from playwright.sync_api import expect
 
 import probe
 import tiny
-from probe.ui import downloads, source_target, verify
+from probe.ui import downloads
 from probe.ui.app import Page
-from probe.ui.state import STORE, Asked, Options, Place, Screen, Session, look
+from probe.ui.screen import Place, Screen, look
+from probe.ui.state import Asked, Options, Session
+from probe.ui.store import STORE
+from probe.ui.views import source_target, verify
 from scripts import families
 
 SOURCE, TARGET = "the cat sat on the mat", "a small bird ate it"

@@ -12,8 +12,9 @@ import pytest
 from browser.conftest import Visitor
 
 import tiny
-from probe.ui import compare, effect, heads, masks, sentences
-from probe.ui.state import Asked, Focus, Options, Place, Screen, Session, look
+from probe.ui.screen import Place, Screen, look
+from probe.ui.state import Asked, Focus, Options, Session
+from probe.ui.views import compare, effect, heads, masks, sentences
 
 WINDOW = 7
 TEXT = "the cat and the dog and the cat sat on the mat"

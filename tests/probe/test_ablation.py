@@ -17,6 +17,7 @@ from transformers import AutoModel
 
 import probe
 import tiny
+from origins import MADE_UP
 from probe import Ablation, Model, ProbeError
 from probe.analyses import ablate as ablation
 from probe.analyses.ablate import Change
@@ -186,7 +187,7 @@ def test_ranking_has_every_head_once_and_the_largest_effect_first(gpt2: Model) -
 
 def with_effect(effect: float) -> Ablation:
     change = Change(1, None, None, "cat", 0.5, 0.4, effect)  # type: ignore[arg-type]
-    return Ablation("m", "s", "t", ("t",), None, ((0, 0),), "zero", (change,), 1.0, torch.zeros(1))
+    return Ablation("t", ("t",), None, ((0, 0),), "zero", (change,), 1.0, torch.zeros(1), origin=MADE_UP)
 
 
 @pytest.mark.parametrize("first", [torch.nan, torch.inf])

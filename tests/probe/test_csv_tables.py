@@ -9,11 +9,16 @@ import pytest
 import torch
 
 import probe
-from probe.files.csv_tables import map_csv, table_csv
+from probe.display.data import grid
+from probe.files.csv_tables import csv_bytes, table_csv
 from probe.running.inputs import encode_for
-from probe.running.words import group_words, single_tokens
+from probe.running.words import Words, group_words, single_tokens
 
 FORMULA_STARTS = tuple("=+-@\t\r\n＝＋－＠")
+
+
+def csv_of(weights: torch.Tensor, shown: Words, keys: Words | None = None) -> bytes:
+    return csv_bytes(grid(weights, shown, keys))
 
 
 def read(content: bytes) -> list[list[str]]:
@@ -35,7 +40,7 @@ def read(content: bytes) -> list[list[str]]:
 def test_a_map_comes_back_as_it_was(name: str, text: str, request: pytest.FixtureRequest) -> None:
     model = request.getfixturevalue(name)
     run = probe.attend(model, text, [(1, 1)])
-    table = read(map_csv(run.weights(1, 1), single_tokens(run)))
+    table = read(csv_of(run.weights(1, 1), single_tokens(run)))
     size = len(run.tokens)
     assert [len(row) for row in table] == [size + 1] * (size + 1)
     names = [f"[{position}] {token}" for position, token in enumerate(run.tokens)]
@@ -48,7 +53,7 @@ def test_a_map_comes_back_as_it_was(name: str, text: str, request: pytest.Fixtur
 
 def test_the_file_has_one_line_a_row(gpt2: probe.Model) -> None:
     run = probe.attend(gpt2, 'say "hi"\n\nthen\r\nleave', [(0, 0)])
-    content = map_csv(run.weights(0, 0), single_tokens(run)).decode("utf-8-sig")
+    content = csv_of(run.weights(0, 0), single_tokens(run)).decode("utf-8-sig")
     assert content.count("\r\n") == len(content.splitlines()) == len(run.tokens) + 1
     assert "Ġ" not in content and "⏎" in content
 
@@ -56,7 +61,7 @@ def test_the_file_has_one_line_a_row(gpt2: probe.Model) -> None:
 def test_differences_keep_sign_and_digits(gpt2: probe.Model) -> None:
     shown = single_tokens(probe.attend(gpt2, "a b", [(0, 0)]))
     difference = torch.tensor([[-1e-9, 0.1], [float("nan"), -3.0]])
-    cells = [row[1:] for row in read(map_csv(difference, shown))[1:]]
+    cells = [row[1:] for row in read(csv_of(difference, shown))[1:]]
     # 0.1 in float32 is 0.100000001490116...: all of it is written.
     assert cells == [[repr(difference[0, 0].item()), "0.10000000149011612"], ["nan", "-3.0"]]
 
@@ -65,7 +70,7 @@ def test_words_without_special_tokens(bert: probe.Model) -> None:
     text = "Unbelievably, begonias"
     weights = probe.attend(bert, text, [(2, 2)]).weights(2, 2)
     words = group_words(encode_for(bert, text)).without_special()
-    table = read(map_csv(weights, words))
+    table = read(csv_of(weights, words))
     assert table[0][1:] == ["[1] Unbelievably", "[2] ,", "[3] begonias"]
     assert [[float(cell) for cell in row[1:]] for row in table[1:]] == words.weights(weights).tolist()
 
@@ -73,7 +78,7 @@ def test_words_without_special_tokens(bert: probe.Model) -> None:
 def test_keys_of_another_text(gpt2: probe.Model) -> None:
     queries, keys = (single_tokens(probe.attend(gpt2, text, [(0, 0)])) for text in ("a b", "the cat sat"))
     cross = torch.tensor([[0.5, 0.25, 0.25], [0.0, 1.0, 0.0]])
-    assert read(map_csv(cross, queries, keys)) == [
+    assert read(csv_of(cross, queries, keys)) == [
         ["query \\ key", "[0] the", "[1] cat", "[2] sat"],
         ["[0] a", "0.5", "0.25", "0.25"],
         ["[1] b", "0.0", "1.0", "0.0"],
@@ -108,4 +113,4 @@ def test_text_that_is_none() -> None:
 def test_a_map_of_another_text_is_refused(gpt2: probe.Model) -> None:
     shown = single_tokens(probe.attend(gpt2, "a b", [(0, 0)]))
     with pytest.raises(probe.ProbeError, match="take both from the same text"):
-        map_csv(torch.eye(3), shown)
+        csv_of(torch.eye(3), shown)

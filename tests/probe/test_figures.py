@@ -25,16 +25,11 @@ from matplotlib.text import Text
 from transformers import MistralConfig, MistralModel
 
 import probe
+from origins import MADE_UP
+from probe.analyses.result import Result
 from probe.display import picture as figures
-from probe.display.picture import (
-    draw_comparison,
-    draw_errors,
-    draw_head,
-    draw_masks,
-    draw_rollout,
-    draw_texts,
-    figure_bytes,
-)
+from probe.display.data import Sheet
+from probe.display.picture import draw, figure_bytes
 from probe.running.inputs import encode_for
 from probe.running.words import Words, group_words, single_tokens
 
@@ -70,10 +65,28 @@ def run_of(labels: tuple[str, ...], weights: torch.Tensor | None = None) -> prob
     """A run with made-up tokens and weights, of one layer with one head."""
     size = len(labels)
     return probe.Run(
-        model_name="made-up", source="here", text="", tokens=labels, spans=None, special=(False,) * size,
+        origin=MADE_UP, text="", tokens=labels, spans=None, special=(False,) * size,
         truncated=None, heads={"self": (1,)},
         maps={("self", 0, 0): torch.full((size, size), 1 / size) if weights is None else weights},
     )  # fmt: skip
+
+
+def draw_head(
+    run: probe.Run, layer: int, head: int, shown: Words | None = None, kind: str | None = None
+) -> Figure:
+    return drawn(run.only(layer, head, kind), shown)
+
+
+def draw_comparison(
+    comparison: probe.Comparison, layer: int, head: int, shown: Words | None = None
+) -> Figure:
+    return drawn(comparison.only(layer, head), shown)
+
+
+def drawn(result: Result, shown: Words | None = None) -> Figure:
+    sheet = result.sheet()
+    assert sheet is not None
+    return draw(sheet if shown is None else sheet.grouped(shown))
 
 
 def test_repeated_words_keep_their_rows_and_columns(gpt2: probe.Model) -> None:
@@ -193,7 +206,7 @@ def test_a_window_masks_what_lies_further_back(gpt2: probe.Model) -> None:
 
 def test_both_masks_side_by_side(gpt2: probe.Model) -> None:
     masks = probe.compare_masks(gpt2, REPEATED, 1, 1)
-    figure = draw_masks(masks)
+    figure = drawn(masks)
     causal, bidirectional = maps(figure)
     assert np.array_equal(causal.images[0].get_array().data, masks.causal.double().numpy())
     assert np.array_equal(bidirectional.images[0].get_array().data, masks.bidirectional.double().numpy())
@@ -203,7 +216,7 @@ def test_both_masks_side_by_side(gpt2: probe.Model) -> None:
 
 def test_one_head_on_two_texts(bert: probe.Model) -> None:
     compared = probe.compare_texts(bert, "this coffee is great", "my laptop just died, great", 2, 5)
-    figure = draw_texts(compared)
+    figure = drawn(compared)
     first, second, difference = maps(figure)
     for axes, one in ((first, compared.first), (second, compared.second)):
         assert labels(axes.yaxis) == labels(axes.xaxis) == list(one.tokens)
@@ -212,19 +225,19 @@ def test_one_head_on_two_texts(bert: probe.Model) -> None:
     drawn = difference.images[1].get_array().data
     np.testing.assert_allclose(drawn, compared.difference.abs().numpy(), atol=1e-7)
     assert compared.summary in caption(figure)
-    assert len(maps(draw_texts(probe.compare_texts(bert, "one", "two", 0, 0)))) == 3  # [CLS] and [SEP]
+    assert len(maps(drawn(probe.compare_texts(bert, "one", "two", 0, 0)))) == 3  # [CLS] and [SEP]
 
 
 def test_texts_with_nothing_in_common_have_no_difference_to_draw(gpt2: probe.Model) -> None:
-    assert len(maps(draw_texts(probe.compare_texts(gpt2, "the", "and", 0, 0)))) == 2
+    assert len(maps(drawn(probe.compare_texts(gpt2, "the", "and", 0, 0)))) == 2
 
 
 def test_rollout_with_its_caveat(gpt2: probe.Model) -> None:
     rolled = probe.rollout(gpt2, REPEATED)
-    figure = draw_rollout(rolled, 1)
+    figure = draw(Sheet("", (rolled.panel(1),)))
     assert np.array_equal(maps(figure)[0].images[0].get_array().data, rolled.weights(1).numpy())
     assert rolled.caveat in caption(figure) and "up to layer 1" in caption(figure)
-    assert "up to layer 5" in caption(draw_rollout(rolled))
+    assert "up to layer 5" in caption(drawn(rolled))
 
 
 def test_errors_of_all_heads_with_the_failed_ones_crossed(bert: probe.Model) -> None:
@@ -232,7 +245,7 @@ def test_errors_of_all_heads_with_the_failed_ones_crossed(bert: probe.Model) -> 
     heads = list(report.heads)
     heads[13] = replace(heads[13], max_abs_error=0.5, passed=False)
     heads[-1] = replace(heads[-1], max_abs_error=float("nan"), passed=False)
-    figure = draw_errors(replace(report, heads=tuple(heads), passed=False))
+    figure = drawn(replace(report, heads=tuple(heads), passed=False))
     (axes,) = maps(figure)
     drawn = axes.images[-1].get_array()
     assert drawn.shape == (6, 12) and (axes.get_ylabel(), axes.get_xlabel()) == ("layer", "head")
@@ -241,7 +254,7 @@ def test_errors_of_all_heads_with_the_failed_ones_crossed(bert: probe.Model) -> 
     assert axes.collections[0].get_offsets().tolist() == [[1.0, 1.0], [11.0, 5.0]]  # (head, layer)
     assert [text.get_text() for text in figure.legends[0].get_texts()][-1] == "did not pass"
     assert "do NOT agree" in caption(figure)
-    assert not maps(draw_errors(report))[0].collections
+    assert not maps(drawn(report))[0].collections
 
 
 def test_a_weight_that_is_not_a_number_is_crossed() -> None:

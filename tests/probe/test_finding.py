@@ -17,7 +17,6 @@ import probe
 from probe.analyses.compare import compare
 from probe.analyses.find import HeadLink, _Search, find_heads, find_heads_of, locate, matches
 from probe.cli import app
-from probe.display.terminal import found_table
 from probe.running.inputs import encode_for
 
 TROPHY = "The trophy doesn't fit in the suitcase because it is too big."
@@ -205,7 +204,7 @@ def test_numbers_and_words_for_the_reader(bert: probe.Model) -> None:
     best = found.heads[0]
     assert plain["heads"][0] == vars(best) and plain["to_word"]["word"] == "[SEP]"
     assert f"Layer {best.layer}, head {best.head} of all-MiniLM-L6-v2" in found.summary
-    table = found_table(found, 3).splitlines()
+    table = found.told(3).splitlines()
     header = next(line for line in table if line.startswith("layer"))
     assert "on [SEP]" in header and "on trophy" in header  # brackets are no markup
     assert sum(line.strip()[:1].isdigit() for line in table) == 6
@@ -243,7 +242,7 @@ def test_heads_whose_weights_are_no_numbers_come_last(gpt2: probe.Model) -> None
     for links in (found.heads, found.by_difference):
         assert [(link.layer, link.head) for link in links][:3] == [(1, 2), (1, 1), (0, 2)]
         assert (links[-1].layer, links[-1].head) == (0, 1)
-    assert "not finite (NaN or infinity)" in found.summary and "nan%" not in found_table(found, 9)
+    assert "not finite (NaN or infinity)" in found.summary and "nan%" not in found.told(9)
 
 
 def test_no_head_prefers_what_every_head_puts_less_weight_on(bert: probe.Model) -> None:

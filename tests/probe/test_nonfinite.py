@@ -13,7 +13,6 @@ import probe
 from probe import Model, ProbeError
 from probe.analyses.measures import measures_of
 from probe.display.nonfinite import descending, nonfinite
-from probe.display.terminal import weights_table
 
 TEXT = "The cat sat on the cat"
 SAYS = r"computes numbers here that are not finite \(NaN or infinity\)"
@@ -45,7 +44,7 @@ def test_what_is_not_finite_is_last() -> None:
 def test_in_words(broken: Model, gpt2: Model) -> None:
     run = probe.attend(broken, TEXT)
     shown = {
-        "a map": weights_table(run, 2, 0),
+        "a map": str(run.only(2, 0)),
         "masks": str(probe.compare_masks(broken, TEXT, 2, 0)),
         "masks in every layer": str(probe.compare_masks(broken, TEXT, 2, 0, whole_model=True)),
         "trace": str(probe.trace(broken, TEXT, 2, 0, 3)),
@@ -61,7 +60,7 @@ def test_in_words(broken: Model, gpt2: Model) -> None:
         assert "not finite (NaN or infinity)" in text, what
         assert "nan%" not in text and "sums to 1" not in text, what
     # Of what is sound the same is said as ever.
-    assert "each row sums to 1" in weights_table(run, 1, 0)
+    assert "each row sums to 1" in str(run.only(1, 0))
     sound = probe.measure_heads(gpt2, TEXT)
     assert sound.notice is None and "not finite" not in str(sound)
     assert "% of the weight moves" in probe.compare_masks(broken, TEXT, 1, 0).summary

@@ -57,11 +57,10 @@ from transformers.models.t5.modeling_t5 import T5Attention
 import probe
 import tiny
 from probe import Model, ProbeError, Report, cli
-from probe.display.notebook import report_html
-from probe.display.picture import draw_errors
+from probe.display.picture import draw
 from probe.models import backend
 from probe.models.families.t5 import t5_buckets
-from probe.ui import verify as view
+from probe.ui.views import verify as view
 from scripts import families
 
 TEXTS = [
@@ -247,7 +246,7 @@ def test_the_check_is_named_everywhere(models: dict[str, Model], gpt2: Model) ->
         assert report.to_dict()["check"] == "from query and key"
         assert report.verdict.endswith(" Checked from query and key.")
         assert str(report).splitlines()[0] == report.verdict
-        assert "Checked from query and key." in report_html(report)
+        assert "Checked from query and key." in report._repr_html_()
         assert str(report).count("ok\n") == len(report.heads) and "None" not in str(report)
 
 
@@ -256,7 +255,7 @@ def test_the_table_and_the_figure_of_several_kinds(models: dict[str, Model]) -> 
     rows = [line.split() for line in str(report).splitlines() if line.endswith("ok")]
     assert [row[:3] for row in rows] == [[one.kind, str(one.layer), str(one.head)] for one in report.heads]
     assert "3 texts, " in str(report) and " of the targets; " in str(report)
-    shapes = [axes.images[0].get_array().shape[:2] for axes in draw_errors(report).axes if axes.images]
+    shapes = [axes.images[0].get_array().shape[:2] for axes in draw(report.sheet()).axes if axes.images]
     assert shapes[:3] == [(3, 3), (2, 4), (2, 4)]
 
 

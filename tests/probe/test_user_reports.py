@@ -19,7 +19,6 @@ from transformers import AutoModel, AutoTokenizer, ByT5Tokenizer
 
 import probe
 from probe import Model, ProbeError, Run
-from probe.display.terminal import weights_table
 
 SENTENCE = "The cat sat on the mat because it was warm."
 FAMILY = "a \U0001f468\u200d\U0001f469\u200d\U0001f467 b"
@@ -127,7 +126,7 @@ def test_a15_rows_are_queries(bert: Model) -> None:
     weights = run.weights(2, 3)
     torch.testing.assert_close(weights.sum(1), torch.ones(len(run.tokens)), rtol=0, atol=1e-6)
     assert float((weights.sum(0) - 1).abs().max()) > 0.1
-    table = weights_table(run, 2, 3)
+    table = str(run.only(2, 3))
     assert "query \\ key" in table and "each row sums to 1" in table
 
 
