@@ -8,6 +8,7 @@ from probe.analyses.ablate import Ablation, Ranking, ablate, rank_heads
 from probe.analyses.attend import Run, attend
 from probe.analyses.checks.report import Cell, HeadCheck, LayerCheck, Report
 from probe.analyses.compare import Comparison, compare
+from probe.analyses.distances import HeadDistances, distances
 from probe.analyses.find import FoundHeads, find_heads
 from probe.analyses.masks import MaskComparison, compare_masks
 from probe.analyses.measures import HeadMeasures, measure_heads
@@ -32,6 +33,7 @@ __all__ = [
     "FoundHeads",
     "FromScratchRun",
     "HeadCheck",
+    "HeadDistances",
     "HeadMeasures",
     "LayerCheck",
     "MaskComparison",
@@ -52,6 +54,7 @@ __all__ = [
     "compare",
     "compare_masks",
     "compare_texts",
+    "distances",
     "export",
     "find_heads",
     "group_words",

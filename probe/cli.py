@@ -20,6 +20,8 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 
+from probe.files.disk import expanded
+
 # What transformers has to say of a checkpoint, ``load`` says in an error or a warning of its own. The
 # variable is read when transformers is imported, which is after this.
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
@@ -50,14 +52,6 @@ def options(
     ] = False,
 ) -> None:
     pass
-
-
-def _expanded(path: str) -> Path:
-    """A path; ``~`` is the home folder, in quotes too, which keep the shell from saying so."""
-    try:
-        return Path(path).expanduser()
-    except RuntimeError:  # of an unknown user
-        return Path(path)
 
 
 def _kinds() -> dict[str, Any]:
@@ -116,7 +110,7 @@ def verify(
         typer.Option(
             "--file",
             metavar="FILE",
-            parser=_expanded,
+            parser=expanded,
             help="Also check every line of this UTF-8 file; empty lines are skipped.",
         ),
     ] = None,
@@ -244,7 +238,7 @@ def export(
         Path,
         typer.Argument(
             metavar="FILE",
-            parser=_expanded,
+            parser=expanded,
             help="Ends in .json, .npz, .csv, .parquet, .html, .xlsx, .png, .svg or .pdf: the format.",
         ),
     ],
@@ -338,7 +332,7 @@ def export(
 
 @app.command()
 def reproduce(
-    file: Annotated[Path, typer.Argument(metavar="FILE", parser=_expanded, help="A file that export wrote.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", parser=expanded, help="A file that export wrote.")],
     as_json: AsJson = False,
 ) -> None:
     """Make the numbers in an exported file again, and say whether they still hold."""

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from probe.errors import ProbeError
+
+
+def expanded(path: str | os.PathLike[str]) -> Path:
+    """A path; ``~`` is the home folder, in quotes too, which keep a shell from saying so."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError:  # of an unknown user
+        return Path(path)
 
 
 def save(path: Path, content: bytes) -> Path:

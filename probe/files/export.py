@@ -13,7 +13,7 @@ from pathlib import Path
 from probe.analyses.result import RESULTS, Result
 from probe.display.data import Sheet
 from probe.errors import ProbeError
-from probe.files.disk import save
+from probe.files.disk import expanded, save
 from probe.files.formats import FORMATS, Format, formats_of
 from probe.files.manifest import Manifest, manifest_of, model_of, remake
 from probe.files.numbers import differences, digest
@@ -73,7 +73,7 @@ def export(
     --------
     >>> export(probe.attend("gpt2", "The cat sat on the mat."), "heads.html")  # doctest: +SKIP
     """
-    path = Path(path).expanduser()
+    path = expanded(path)
     format = _format_for(result, path)
     result = _narrowed(result, path, format, layer, head, kind)
     source = model_of(result, model)

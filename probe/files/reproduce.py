@@ -12,7 +12,7 @@ from typing import Any
 from probe.analyses.result import strictly_plain, versions
 from probe.display.data import Numbers
 from probe.errors import ProbeError
-from probe.files.disk import content_of
+from probe.files.disk import content_of, expanded
 from probe.files.export import beside, missing, suffix_of
 from probe.files.formats import FORMATS, Format
 from probe.files.manifest import AGREEMENT, Manifest, manifest_of, model_named, remake
@@ -117,7 +117,7 @@ def reproduce(path: str | os.PathLike[str], *, model: Model | str | None = None)
         If the file can't be read, holds no manifest, or the model isn't there. Numbers that don't hold are no
         error: see ``Reproduction.holds``.
     """
-    path = Path(path).expanduser()
+    path = expanded(path)
     format, fields, stored, picture = _read(path)
     try:
         manifest = Manifest.from_dict(fields)

@@ -10,7 +10,7 @@ from probe.analyses.result import Result
 from probe.analyses.trace import Trace
 from probe.display.workbook import example_numbers, workbook_bytes
 from probe.errors import ProbeError
-from probe.files.disk import save
+from probe.files.disk import expanded, save
 from probe.running.head_numbers import HeadNumbers
 
 
@@ -50,4 +50,4 @@ def to_workbook(
         )
     if Path(path).suffix.lower() != ".xlsx":
         raise ProbeError(f'A workbook is an .xlsx file, and "{path}" has another ending.')
-    return save(Path(path).expanduser(), workbook_bytes(numbers))
+    return save(expanded(path), workbook_bytes(numbers))

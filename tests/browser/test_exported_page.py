@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from playwright.sync_api import Browser, Page
 
 import probe
+from origins import MADE_UP
 from probe import Model, Run
 from probe.display.page import MAX_CELLS, page_html, page_numbers, read_page
 
@@ -198,8 +200,7 @@ def random_run(*, layers: int, heads: int, length: int, causal: bool = False) ->
         scores = scores.masked_fill(torch.ones(length, length).triu(1).bool(), -torch.inf)
     weights = scores.softmax(-1)
     return Run(
-        model_name="random",
-        source="made up",
+        origin=replace(MADE_UP, model="random"),
         text="no text",
         tokens=tuple(f"t{index}" for index in range(length)),
         spans=None,

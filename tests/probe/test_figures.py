@@ -12,7 +12,6 @@ from types import SimpleNamespace
 from typing import Any
 from xml.etree import ElementTree
 
-import matplotlib
 import numpy as np
 import pytest
 import torch
@@ -28,6 +27,7 @@ import probe
 from origins import MADE_UP
 from probe.analyses.result import Result
 from probe.display import picture as figures
+from probe.display.colors import WEIGHT
 from probe.display.data import Sheet
 from probe.display.picture import draw, figure_bytes
 from probe.running.inputs import encode_for
@@ -74,19 +74,23 @@ def run_of(labels: tuple[str, ...], weights: torch.Tensor | None = None) -> prob
 def draw_head(
     run: probe.Run, layer: int, head: int, shown: Words | None = None, kind: str | None = None
 ) -> Figure:
-    return drawn(run.only(layer, head, kind), shown)
+    return figure_of(run.only(layer, head, kind), shown)
 
 
 def draw_comparison(
     comparison: probe.Comparison, layer: int, head: int, shown: Words | None = None
 ) -> Figure:
-    return drawn(comparison.only(layer, head), shown)
+    return figure_of(comparison.only(layer, head), shown)
 
 
-def drawn(result: Result, shown: Words | None = None) -> Figure:
+def figure_of(result: Result, shown: Words | None = None) -> Figure:
+    return draw(sheet_of(result) if shown is None else sheet_of(result).grouped(shown))
+
+
+def sheet_of(result: Result) -> Sheet:
     sheet = result.sheet()
     assert sheet is not None
-    return draw(sheet if shown is None else sheet.grouped(shown))
+    return sheet
 
 
 def test_repeated_words_keep_their_rows_and_columns(gpt2: probe.Model) -> None:
@@ -113,8 +117,8 @@ def test_a_cell_has_the_colour_of_its_weight() -> None:
     height = picture.shape[0]
     for (query, key), weight in np.ndenumerate(weights.numpy()):
         x, y = axes.transData.transform((key, query))
-        expected = matplotlib.colormaps["YlGnBu"](float(weight))
-        np.testing.assert_allclose(picture[height - 1 - int(y), int(x)], expected, atol=0.01)
+        expected = np.array(WEIGHT["light"].rgb(float(weight))) / 255
+        np.testing.assert_allclose(picture[height - 1 - int(y), int(x), :3], expected, atol=0.01)
 
 
 def test_the_comparison_shows_both_sides_and_their_difference(gpt2: probe.Model) -> None:
@@ -196,9 +200,10 @@ def test_a_window_masks_what_lies_further_back(gpt2: probe.Model) -> None:
     open_cells = [(q, k) for q in range(8) for k in range(8) if 0 <= q - k < 3]
     assert sorted(map(tuple, np.argwhere(~drawn.mask).tolist())) == open_cells
     # The window stays under the other mask.
-    causal, both_ways = (
-        axes.images[0].get_array() for axes in maps(draw_masks(probe.compare_masks(model, REPEATED, 0, 1)))
-    )
+    figure = figure_of(probe.compare_masks(model, REPEATED, 0, 1))
+    first_mask, other_mask, causal, both_ways, _ = (axes.images[0].get_array() for axes in maps(figure))
+    assert sorted(map(tuple, np.argwhere(first_mask == 1).tolist())) == open_cells
+    assert np.array_equal(other_mask == 1, ~both_ways.mask)
     assert sorted(map(tuple, np.argwhere(~causal.mask).tolist())) == open_cells
     near = [(q, k) for q in range(8) for k in range(8) if abs(q - k) < 3]
     assert sorted(map(tuple, np.argwhere(~both_ways.mask).tolist())) == near
@@ -206,38 +211,44 @@ def test_a_window_masks_what_lies_further_back(gpt2: probe.Model) -> None:
 
 def test_both_masks_side_by_side(gpt2: probe.Model) -> None:
     masks = probe.compare_masks(gpt2, REPEATED, 1, 1)
-    figure = drawn(masks)
-    causal, bidirectional = maps(figure)
-    assert np.array_equal(causal.images[0].get_array().data, masks.causal.double().numpy())
-    assert np.array_equal(bidirectional.images[0].get_array().data, masks.bidirectional.double().numpy())
-    assert not np.ma.getmaskarray(bidirectional.images[0].get_array()).any()
+    figure = figure_of(masks)
+    may, may_anywhere, causal, bidirectional, change = (axes.images[0].get_array() for axes in maps(figure))
+    assert np.array_equal(may, np.tril(np.ones((8, 8)))) and (may_anywhere == 1).all()
+    assert np.array_equal(causal.data, masks.causal.double().numpy())
+    assert np.array_equal(bidirectional.data, masks.bidirectional.double().numpy())
+    assert not np.ma.getmaskarray(bidirectional).any()
+    assert np.array_equal(change.data, (masks.bidirectional - masks.causal).double().numpy())
+    (bars,) = (axes for axes in figure.axes if axes.patches and not axes.images)
+    assert [bar.get_width() for bar in bars.patches] == masks.moved.double().tolist()
     assert masks.labels["causal"] in caption(figure) and masks.summary in caption(figure)
 
 
 def test_one_head_on_two_texts(bert: probe.Model) -> None:
     compared = probe.compare_texts(bert, "this coffee is great", "my laptop just died, great", 2, 5)
-    figure = drawn(compared)
+    figure = figure_of(compared)
     first, second, difference = maps(figure)
     for axes, one in ((first, compared.first), (second, compared.second)):
         assert labels(axes.yaxis) == labels(axes.xaxis) == list(one.tokens)
         assert np.array_equal(axes.images[0].get_array().data, one.weights.double().numpy())
     assert labels(difference.yaxis) == ["[CLS]", "great", "[SEP]"]
-    drawn = difference.images[1].get_array().data
-    np.testing.assert_allclose(drawn, compared.difference.abs().numpy(), atol=1e-7)
+    assert np.array_equal(difference.images[0].get_array().data, compared.difference.double().numpy())
+    (bars,) = (axes for axes in figure.axes if axes.patches and not axes.images)
+    assert [bar.get_width() for bar in bars.patches] == compared.moved.double().tolist()
     assert compared.summary in caption(figure)
-    assert len(maps(drawn(probe.compare_texts(bert, "one", "two", 0, 0)))) == 3  # [CLS] and [SEP]
+    assert len(maps(figure_of(probe.compare_texts(bert, "one", "two", 0, 0)))) == 3  # [CLS] and [SEP]
 
 
 def test_texts_with_nothing_in_common_have_no_difference_to_draw(gpt2: probe.Model) -> None:
-    assert len(maps(drawn(probe.compare_texts(gpt2, "the", "and", 0, 0)))) == 2
+    assert len(maps(figure_of(probe.compare_texts(gpt2, "the", "and", 0, 0)))) == 2
 
 
 def test_rollout_with_its_caveat(gpt2: probe.Model) -> None:
     rolled = probe.rollout(gpt2, REPEATED)
-    figure = draw(Sheet("", (rolled.panel(1),)))
+    figure = draw(replace(sheet_of(rolled), panels=(rolled.panel(1),)))
+    assert rolled.caveat in caption(figure)
     assert np.array_equal(maps(figure)[0].images[0].get_array().data, rolled.weights(1).numpy())
-    assert rolled.caveat in caption(figure) and "up to layer 1" in caption(figure)
-    assert "up to layer 5" in caption(drawn(rolled))
+    assert rolled.caveat in " ".join(sheet_of(rolled).captions) and "After layer 1" in caption(figure)
+    assert "up to layer 5" in caption(figure_of(rolled))
 
 
 def test_errors_of_all_heads_with_the_failed_ones_crossed(bert: probe.Model) -> None:
@@ -245,7 +256,7 @@ def test_errors_of_all_heads_with_the_failed_ones_crossed(bert: probe.Model) -> 
     heads = list(report.heads)
     heads[13] = replace(heads[13], max_abs_error=0.5, passed=False)
     heads[-1] = replace(heads[-1], max_abs_error=float("nan"), passed=False)
-    figure = drawn(replace(report, heads=tuple(heads), passed=False))
+    figure = figure_of(replace(report, heads=tuple(heads), passed=False))
     (axes,) = maps(figure)
     drawn = axes.images[-1].get_array()
     assert drawn.shape == (6, 12) and (axes.get_ylabel(), axes.get_xlabel()) == ("layer", "head")
@@ -254,7 +265,7 @@ def test_errors_of_all_heads_with_the_failed_ones_crossed(bert: probe.Model) -> 
     assert axes.collections[0].get_offsets().tolist() == [[1.0, 1.0], [11.0, 5.0]]  # (head, layer)
     assert [text.get_text() for text in figure.legends[0].get_texts()][-1] == "did not pass"
     assert "do NOT agree" in caption(figure)
-    assert not maps(drawn(report))[0].collections
+    assert not maps(figure_of(report))[0].collections
 
 
 def test_a_weight_that_is_not_a_number_is_crossed() -> None:
@@ -365,7 +376,7 @@ def test_one_truth_about_which_characters_a_font_has() -> None:
 
 def test_odd_names_end_up_as_text() -> None:
     name = "</svg><script>alert(1)</script> & \x0c\ud800\n\u202e"
-    run = replace(run_of(("<img onerror=x>", "-->", "]]>")), model_name=name)
+    run = replace(run_of(("<img onerror=x>", "-->", "]]>")), origin=replace(MADE_UP, model=name))
     figure = draw_head(run, 0, 0)
     root = ElementTree.fromstring(figure_bytes(figure, "svg"))
     assert not [element for element in root.iter() if element.tag.endswith(("script", "img"))]
@@ -389,7 +400,7 @@ def test_a_long_text_keeps_a_pixel_for_every_cell() -> None:
     weights[7, 1234] = 1.0
     figure = draw_head(run_of(("a",) * size, weights), 0, 0)
     picture = imread(io.BytesIO(figure_bytes(figure)))
-    dark = np.isclose(picture, matplotlib.colormaps["YlGnBu"](1.0), atol=0.01).all(-1)
+    dark = np.isclose(picture[..., :3], np.array(WEIGHT["light"].rgb(1.0)) / 255, atol=0.01).all(-1)
     (axes,) = maps(figure)
     box = axes.get_window_extent()
     assert min(box.width, box.height) >= size

@@ -14,6 +14,7 @@ from transformers import MistralConfig, MistralModel
 from typer.testing import CliRunner
 
 import probe
+from origins import MADE_UP
 from probe.analyses.compare import compare
 from probe.analyses.find import HeadLink, _Search, find_heads, find_heads_of, locate, matches
 from probe.cli import app
@@ -238,7 +239,7 @@ def test_heads_whose_weights_are_no_numbers_come_last(gpt2: probe.Model) -> None
         weights[1, :, 0] = torch.nan if layer == 0 else 0.3
         weights[2, :, 0] = 0.2 + layer / 4
         search.see(layer, weights, None)
-    found = search.result(gpt2)
+    found = search.result(MADE_UP)
     for links in (found.heads, found.by_difference):
         assert [(link.layer, link.head) for link in links][:3] == [(1, 2), (1, 1), (0, 2)]
         assert (links[-1].layer, links[-1].head) == (0, 1)

@@ -31,13 +31,11 @@ from probe.analyses.measures import (
     measure_heads,
     measures_of,
     relative_entropy,
-    roll_out,
-    rollout,
-    rollout_of,
     weight_at,
     weight_on_first,
     weight_on_special,
 )
+from probe.analyses.rollout import roll_out, rollout, rollout_of
 from probe.cli import app
 from probe.running.inputs import encode_for
 from probe.running.recording import record

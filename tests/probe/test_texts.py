@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 
 import probe
+from origins import MADE_UP
 from probe.analyses.compare import compare
 from probe.analyses.texts import TextMap, _compared, align, compare_texts, compare_texts_of
 from probe.running.inputs import encode_for
@@ -26,8 +25,7 @@ def text_map(tokens: str, weights: list[list[float]]) -> TextMap:
 def test_rows_on_paper() -> None:
     first = text_map("a b c", [[1.0, 0.0, 0.0], [0.5, 0.5, 0.0], [0.25, 0.25, 0.5]])
     second = text_map("x a c", [[1.0, 0.0, 0.0], [0.25, 0.75, 0.0], [0.5, 0.25, 0.25]])
-    model: Any = SimpleNamespace(name="made-up", source="here")
-    compared = _compared(model, 0, 0, first, second)
+    compared = _compared(MADE_UP, 0, 0, first, second)
     assert compared.pairs == ((0, 1), (2, 2))
     # Row a: (a, c) was (1, 0) and becomes (0.75, 0); x gets 0.25. Row c: (0.25, 0.5) becomes (0.25, 0.25);
     # b had 0.25, x gets 0.5.

@@ -22,7 +22,8 @@ import probe
 import tiny
 from attention.examples import DRAW_A_MAP, THE_CAT_SAT_ON
 from probe import Model, ProbeError
-from probe.display.workbook import MAX_TOKENS, to_workbook
+from probe.display.workbook import MAX_TOKENS
+from probe.files.workbook import to_workbook
 
 soffice = shutil.which("soffice")
 
