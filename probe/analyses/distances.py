@@ -37,7 +37,7 @@ class HeadDistance:
     uniform: float
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(frozen=True, repr=False)
 class HeadDistances(Result, what="distances"):
     """How far each head of a model looks on one text. Made by ``distances``; printing it shows a table.
 

@@ -60,7 +60,7 @@ class HeadLink:
     difference: float | None
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(frozen=True, repr=False)
 class FoundHeads(Result, what="found"):
     """The heads of a model by how much weight links two words of one text. Printing it shows a table.
 

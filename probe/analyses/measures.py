@@ -255,7 +255,7 @@ class HeadMeasure:
     induction: float | None
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(frozen=True, repr=False)
 class HeadMeasures(Result, what="measures"):
     """All heads of a model, measured on one text. Printing it shows a table.
 

@@ -42,7 +42,7 @@ class Prediction:
         }
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(frozen=True, repr=False)
 class Predictions(Result, what="predictions"):
     """What a model predicts for one text: a ``Prediction`` for each place. Made by ``predict``.
 

@@ -133,7 +133,7 @@ def of_analysis(kind: type[Result]) -> Callable[..., dict[str, Any]]:
         if one in ("layer", "head"):
             types[one] = int, 0, about[one]
         elif "Sequence" in hint:
-            types[one] = list, default, about.get(one, "")
+            types[one] = list[Any], default, about.get(one, "")
         elif hint in ("int", "bool"):
             types[one] = {"int": int, "bool": bool}[hint], default, about.get(one, "")
         else:

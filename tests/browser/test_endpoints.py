@@ -9,12 +9,14 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import PackageNotFoundError
 from typing import Any
 
+import numpy as np
 import pytest
 from gradio_client import Client
 from gradio_client.exceptions import AppError
 from numbers_in_text import alike, close
 
 import probe
+from probe.analyses.result import RESULTS
 from probe.ui import endpoints
 from probe.ui.limits import MAX_CHARACTERS, MAX_TEXTS
 
@@ -99,9 +101,51 @@ def test_a_text_that_is_too_long_is_cut_if_asked(client: Client) -> None:
 
 def test_every_endpoint_is_documented(client: Client) -> None:
     described = client.view_api(return_format="dict", print_info=False)["named_endpoints"]
-    assert set(described) == {"/attend", "/verify", "/compare_masks", "/trace", "/find_heads"}
+    assert set(described) == {f"/{kind.analysis.__name__}" for kind in RESULTS.values()}
+    # What programs send by position stays at its place.
+    for name, order in {
+        "/attend": ["text", "model", "layer", "head", "second", "truncate"],
+        "/verify": ["texts", "model", "dtype", "truncate"],
+        "/compare_masks": ["text", "model", "layer", "head", "truncate"],
+        "/trace": ["text", "query", "model", "layer", "head", "truncate"],
+        "/find_heads": ["text", "from_word", "to_word", "model", "versus", "second", "truncate"],
+    }.items():
+        names = [parameter["parameter_name"] for parameter in described[name]["parameters"]]
+        assert names[: len(order)] == order
     for endpoint in described.values():
         assert all(parameter["python_type"]["type"] != "Any" for parameter in endpoint["parameters"])
+
+
+ASKED: dict[str, tuple[dict[str, Any], tuple[Any, ...]]] = {
+    "distances": ({}, ()),
+    "measure_heads": ({}, ()),
+    "rollout": ({}, ()),
+    "predict": ({"k": 3}, (3,)),
+    "ablate": ({"heads": [[3, 5], 1], "how": "mean"}, ([(3, 5), 1], "mean")),
+    "rank_heads": ({"how": "zero"}, ("zero",)),
+    "compare": ({}, ()),
+    "run_from_scratch": ({}, ()),
+}
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_an_analysis_over_the_network_is_the_one_in_python(client: Client, name: str) -> None:
+    sent, given = ASKED[name]
+    answer = client.predict(text=TEXT, model="gpt2", **sent, api_name=f"/{name}")
+    result = getattr(probe, name)("gpt2", TEXT, *given)
+    assert set(answer) == set(result.to_dict())
+    for one in ("model", "text", "dtype", "backend"):
+        assert answer.get(one) == result.to_dict().get(one)
+    assert answer["summary" if "summary" in answer else "tokens"]
+
+
+def test_two_texts_over_the_network(client: Client) -> None:
+    answer = client.predict(
+        first=TEXT, second="the dog sat", model="gpt2", layer=3, head=5, api_name="/compare_texts"
+    )
+    result = probe.compare_texts("gpt2", TEXT, "the dog sat", 3, 5)
+    assert answer["pairs"] == [list(pair) for pair in result.pairs]
+    assert np.allclose(answer["moved"], result.moved.tolist(), atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -176,7 +220,7 @@ def test_the_endpoints_are_tools_of_an_mcp_server_on_request(monkeypatch: pytest
             tools, answer, refused = pool.submit(asyncio.run, ask()).result()
     finally:
         demo.close()
-    assert {tool.name for tool in tools} == {"attend", "verify", "compare_masks", "trace", "find_heads"}
+    assert {tool.name for tool in tools} == {kind.analysis.__name__ for kind in RESULTS.values()}
     assert all(tool.description and tool.inputSchema["required"] for tool in tools)
     # Gradio writes the answer as a Python literal.
     weights = ast.literal_eval(answer.content[0].text)["weights"]

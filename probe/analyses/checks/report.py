@@ -114,7 +114,7 @@ class LayerCheck:
         return _layer(self)
 
 
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(frozen=True, repr=False)
 class Report(Result, what="report"):
     """What ``verify`` found, head by head. Printing it shows a table.
 

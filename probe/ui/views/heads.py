@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import probe
 from probe import Comparison, FoundHeads, Rollout
+from probe.analyses.distances import distances_of
 from probe.analyses.find import find_heads_of
 from probe.analyses.measures import MEASURES, measures_of
 from probe.analyses.rollout import rollout_of
@@ -21,7 +22,7 @@ from probe.display.data import Sheet, masked_words
 from probe.display.page import PRECISION, compact
 from probe.running.words import Words
 from probe.ui import limits, widgets
-from probe.ui.figure import figure_component, forbidden, grouping, message, token_figure
+from probe.ui.figure import figure, figure_component, forbidden, grouping, message, token_figure
 from probe.ui.offers import Offer, Offered
 from probe.ui.screen import Half, Place, Screen
 from probe.ui.state import Asked, Param
@@ -129,6 +130,33 @@ def measured(place: Place) -> dict[str, Any]:
         ],
         sort=-1,
     )
+
+
+def looked_away(place: Place) -> dict[str, Any]:
+    """How far each head looks, as a figure."""
+    half = place.half()
+    if half.comparison is None:
+        return message("", "", "")
+    found = distances_of(half.comparison)
+    sheet = found.sheet()
+    assert sheet is not None
+    return figure(
+        sheet,
+        title="How far each head looks",
+        subtitle=found.summary,
+        stamp=place.stamp("distances"),
+        label=f"How far each head of {found.model_name} looks, in tokens. "
+        "Rows are layers, columns are heads.",
+        offer=distances_offer(half, place.session.truncate),
+    )
+
+
+def distances_offer(half: Half, truncate: bool) -> Offer:
+    """How far each head looks, as a file."""
+    comparison = half.comparison
+    assert comparison is not None
+    make = partial(probe.distances, comparison.model, comparison.encoding.text, truncate=truncate)
+    return offer(half, probe.HeadDistances, "distances", "distances", make)
 
 
 def words_of(asked: Asked) -> tuple[str, str, str]:
@@ -272,6 +300,7 @@ class Heads(View):
                 self.find = gr.Button("Find", size="sm", scale=0, min_width=90, elem_id="find")
             self.found = widgets.widget(f"{self.id}-found")
             self.measures = widgets.widget(f"{self.id}-measures")
+            self.distances = figure_component(f"{self.id}-distances")
             with gr.Accordion("Attention rollout: all layers multiplied up", open=False, elem_id="rollout"):
                 self.layer = gr.Slider(
                     0, 5, 5, step=1, label="After layer", buttons=[], elem_id="rollout-layer"
@@ -286,7 +315,7 @@ class Heads(View):
         drawn.then(
             self.detail,
             self.place,
-            [self.measures, self.rollout, self.layer],
+            [self.measures, self.distances, self.rollout, self.layer],
             concurrency_id=self.id,
             **_DRAW,
         )
@@ -314,7 +343,7 @@ class Heads(View):
     def listen(self, page: Page) -> None:
         page.asks(self.find.click, *(word.submit for word in self.words))
         page.turns(self.models)
-        for ranked in (self.maps, self.found, self.measures):
+        for ranked in (self.maps, self.found, self.measures, self.distances):
             page.marks_heads(ranked)
 
     def offers_of(self, screen: Screen, half: Half) -> Iterator[Offered]:
@@ -323,6 +352,7 @@ class Heads(View):
         model, text = comparison.model, comparison.encoding.text
         measure = partial(probe.measure_heads, model, text, truncate=cut)
         yield offer(half, probe.HeadMeasures, "measures", "measures", measure)
+        yield distances_offer(half, cut)
         words = words_of(screen.asked)
         try:
             found = find(comparison, words)
@@ -337,7 +367,8 @@ class Heads(View):
     def lines(self, screen: Screen, half: Half) -> list[str]:
         assert half.comparison is not None
         text, cut = half.comparison.encoding.text, cut_of(screen)
-        lines, words = [f"print(probe.measure_heads(model, {text!r}{cut}))"], words_of(screen.asked)
+        words = words_of(screen.asked)
+        lines = [f"print(probe.{name}(model, {text!r}{cut}))" for name in ("measure_heads", "distances")]
         try:
             find(half.comparison, words)
         except probe.ProbeError:
@@ -359,7 +390,9 @@ class Heads(View):
         return gr.skip() if place is None else picture(place)
 
     def detail(self, place: Place | None) -> list[Any]:
-        return [gr.skip()] * 3 if place is None else [measured(place), *rolled_out(place, None)]
+        if place is None:
+            return [gr.skip()] * 4
+        return [measured(place), looked_away(place), *rolled_out(place, None)]
 
     def seek(self, place: Place | None) -> dict[str, Any]:
         if place is None:
