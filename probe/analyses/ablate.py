@@ -177,7 +177,7 @@ class Ranking(Result, what="ranking"):
     """The heads of a model by their effect on one text, largest first, NaN last: one ablation each."""
 
     not_in_dict = ("ablations",)
-    also_in_dict = ("how", "heads")
+    also_in_dict = ("text", "tokens", "truncated", "how", "heads")
 
     ablations: tuple[Ablation, ...]
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import probe
-from probe.display.data import grid
-from probe.files.csv_tables import csv_bytes, table_csv
+from probe.display.data import Axis, Panel, Sheet, grid
+from probe.files.csv_tables import csv_bytes, sheet_csv, table_csv
 from probe.running.inputs import encode_for
 from probe.running.words import Words, group_words, single_tokens
 
@@ -114,3 +114,48 @@ def test_a_map_of_another_text_is_refused(gpt2: probe.Model) -> None:
     shown = single_tokens(probe.attend(gpt2, "a b", [(0, 0)]))
     with pytest.raises(probe.ProbeError, match="take both from the same text"):
         csv_of(torch.eye(3), shown)
+
+
+def test_a_sheet_has_panels_over_the_same_axes_side_by_side() -> None:
+    """And those over others below them; bars have their number beside each of a query's keys."""
+    queries, keys = Axis("query", ("=1+1", "b")), Axis("key", ("@x", "y\nz"), (3, 5))
+    both = Axis("query in both", ("b",), (1,)), Axis("key in both", ("-c",), (5,))
+    tenth = torch.tensor([[0.1, 0.9], [float("nan"), 1.0]])
+    sheet = Sheet(
+        "of two texts",
+        (
+            Panel("From scratch", "+ours", tenth, queries, keys),
+            Panel("Weight that moved", "moved", torch.tensor([0.25, 0.5]), queries, keys, "bars"),
+            Panel("Change", "change", torch.tensor([[-1e-9]], dtype=torch.float64), *both, "change"),
+        ),
+        ("said beside the picture",),
+    )
+    # 0.1 and 0.9 in float32, all their digits.
+    assert read(sheet_csv(sheet)) == [
+        ["query", "query label", "key", "key label", "'+ours", "moved", "change"],
+        ["0", "'=1+1", "3", "'@x", "0.10000000149011612", "0.25", ""],
+        ["0", "'=1+1", "5", "y⏎z", "0.8999999761581421", "0.25", ""],
+        ["1", "b", "3", "'@x", "nan", "0.5", ""],
+        ["1", "b", "5", "y⏎z", "1.0", "0.5", ""],
+        ["1", "b", "5", "'-c", "", "", "-1e-09"],
+    ]
+
+
+def test_a_sheet_of_a_head_comes_back_as_it_was(gpt2: probe.Model) -> None:
+    text = "=1+1 @sum the cat"
+    comparison = probe.compare(gpt2, text).only(1, 2)
+    sheet = comparison.sheet()
+    assert sheet is not None
+    header, *rows = read(sheet_csv(sheet))
+    assert header == ["query", "query label", "key", "key label", "from scratch", "model", "difference"]
+    tokens = probe.attend(gpt2, text, [(1, 2)]).tokens
+    length = len(tokens)
+    assert [(int(row[0]), int(row[2])) for row in rows] == [
+        (i, j) for i in range(length) for j in range(length)
+    ]
+    assert not any(cell.startswith(FORMULA_STARTS) for row in rows for cell in row)
+    assert [row[1].removeprefix("'") for row in rows[::length]] == list(tokens)
+    assert [row[3].removeprefix("'") for row in rows[:length]] == list(tokens)
+    sides = comparison.from_scratch(1, 2), comparison.from_model(1, 2), comparison.difference(1, 2)
+    for place, side in enumerate(sides, start=4):
+        assert [float(row[place]) for row in rows] == side.flatten().tolist()  # to the last bit
