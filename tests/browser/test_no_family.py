@@ -1,4 +1,4 @@
-"""Models without a family file in the two slots: what works is drawn, what needs their weights is refused."""
+"""Models that are not taken apart, in the two slots: what works is drawn, and what does not is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults put in on purpose into models without a family file: the check from query and key must report them.
+"""Faults put in on purpose into models not taken apart: the check from query and key must report them.
 
 The battery of test_faults.py, as far as it makes sense where both sides start from the same queries, keys and
 values: on the right kind of attention, layer and heads, and nowhere else. Sound models must pass, and what
