@@ -169,7 +169,7 @@ def test_the_choice_of_the_model_keeps_the_keyboard(visitor: Visitor) -> None:
     ("view", "result"),
     [
         ("heads", lambda: probe.measure_heads("bert", DEFAULT_TEXT)),
-        ("sentences", lambda: probe.compare_texts("bert", Asked.first, Asked.second, 3, 1)),
+        ("sentences", lambda: probe.compare_texts("bert", Asked().first, Asked().second, 3, 1)),
         ("effect", lambda: probe.ablate("bert", DEFAULT_TEXT, [(3, 1)])),
     ],
 )

@@ -88,12 +88,12 @@ def test_text_can_be_read_on_every_surface(kind: str) -> None:
 def test_an_address_says_what_the_screen_shows(text: str) -> None:
     session = Session(text, "and a second", ("gpt2", "bert"), truncate=True)
     halves = (look(session, 0, 2, 3, 1), look(session, 1, 4, 11, None))
-    screen = Screen(session, halves, Focus((1, None), 1), Options(True, True, "layer", True), "masks")
+    screen = Screen(session, halves, Focus((1, None), 1), Options(words=True, hide_special=True), "masks")
     place = links.read(dict(parse_qsl(links.query(screen)[1:])), ("compare", "masks"))
     assert place.session == session
     assert place.heads == ((2, 3), (4, 11))
-    assert place.queries == (1, None)
-    assert (place.options, place.slot, place.view) == (screen.options, 1, "masks")
+    assert place.focus.queries == (1, None)
+    assert (place.options, place.focus.slot, place.view) == (screen.options, 1, "masks")
 
 
 def test_a_long_text_stays_out_of_the_address() -> None:
