@@ -321,7 +321,7 @@ def test_a_link_downloads_nothing(visitor: Visitor, monkeypatch: pytest.MonkeyPa
         pytest.fail(f"{name} was downloaded")
 
     monkeypatch.setattr("probe.models.hub.download", refuse)
-    monkeypatch.setattr("probe.ui.state.download", refuse)
+    monkeypatch.setattr("probe.ui.store.download", refuse)
     visitor.open(a="someone/another-model")
     notice = visitor.page.locator("#compare-a .af-notice").text_content() or ""
     assert notice.startswith('"someone/another-model" is not on this machine yet')

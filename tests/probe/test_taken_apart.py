@@ -43,7 +43,7 @@ def own_calls(model: Model) -> list[backend.Call]:
         calls.append(call)
 
     inputs, _ = batch_inputs(model, [encode_for(model, TEXT)])
-    with backend.undisturbed(model.hf), torch.no_grad(), backend.listening(model.hf, see):
+    with backend.running(model.hf, inputs), backend.listening(model.hf, see):
         model.hf.base_model(**inputs)
     return calls
 
