@@ -17,6 +17,7 @@ from probe.analyses.predict import Prediction, predictions_of
 from probe.analyses.result import Place, Result, named, pair_table
 from probe.analyses.trace import Trace, trace_of
 from probe.display.data import Axis, Column, MapSet, Numbers, Panel, Sheet, Table, array
+from probe.display.nonfinite import nonfinite
 from probe.models import backend
 from probe.models.kinds import sides, which_kind
 from probe.models.loading import Model, resolve
@@ -201,8 +202,10 @@ class Comparison(Result, what="comparison"):
         if self.place is None:
             return self.report.verdict
         (check,) = self._shown
-        return (
-            f"Largest difference of a token's weight {check.max_abs_error:.1e}, tolerance "
+        where = f"{self.model_name}, {check.place}"
+        problem = nonfinite(where, [check.max_abs_error])
+        return problem or (
+            f"{where}: largest difference of a token's weight {check.max_abs_error:.1e}, tolerance "
             f"{check.tolerance:.1e}: {'the two agree' if check.passed else 'the two do NOT agree'}."
         )
 

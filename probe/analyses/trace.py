@@ -208,7 +208,7 @@ class Trace(Result, what="trace"):
 
     def told(self, rows: int | None = None) -> str:
         """A trace to be followed with a pocket calculator: seven significant digits a number."""
-        return trace_text(self)
+        return trace_text(self, rows)
 
 
 @analysis(Trace, command="trace")
@@ -310,8 +310,8 @@ def _check_position(query: int, length: int) -> None:
         )
 
 
-def trace_text(trace: Trace) -> str:
-    """A trace to be followed with a pocket calculator: seven significant digits a number."""
+def trace_text(trace: Trace, rows: int | None = None) -> str:
+    """A trace to be followed with a pocket calculator: seven significant digits a number; see ``told``."""
     masked = [
         digits(value) if may else "-inf"
         for value, may in zip(trace.masked.tolist(), trace.allowed.tolist(), strict=True)
@@ -341,7 +341,7 @@ def trace_text(trace: Trace) -> str:
         f"The mask lets this query see {trace.mask}.\n"
         f"Exponential = exp(masked - {digits(trace.maximum)}), the largest.  Their sum is "
         f"{digits(trace.exponential_sum)}.  Weight = exponential / sum.",
-        rendered(keys).rstrip(),
+        rendered(keys if rows is None else keys.head(rows)).rstrip(),
         f"Largest difference from the model's own weights: {trace.max_abs_error:.1e}",
         f"Value vectors{trace.shared}:\n"
         + "\n".join(f"{i} {token}:\n{_vector(trace.values[i])}" for i, token in named),

@@ -148,3 +148,16 @@ def test_the_link_of_bertvizs_model_view(visit: Callable[..., Visitor]) -> None:
     second.page.goto(first.page.url)
     second.page.locator("#bertviz-frames .bz-model iframe").first.wait_for()
     assert second.page.locator("#bertviz-kind input:checked").input_value() == "model"
+
+
+def test_back_and_forward_go_between_views(visitor: Visitor) -> None:
+    visitor.open()
+    page = visitor.page
+    for view in ("masks", "steps"):
+        page.locator(f'#views [role=tab][data-tab-id="{view}"]').click()
+        page.locator(f"#tab-{view} [data-painted]").first.wait_for()
+        page.wait_for_url(f"**view={view}**")
+    for go, view in ((page.go_back, "masks"), (page.go_back, "compare"), (page.go_forward, "masks")):
+        go()
+        page.locator(f'#views [role=tab][data-tab-id="{view}"][aria-selected=true]').wait_for()
+        page.wait_for_url(f"**view={view}**")

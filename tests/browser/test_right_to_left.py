@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import io
 import re
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -137,10 +139,16 @@ def test_files_hold_the_tokens_as_they_are(visitor: Visitor, tmp_path: Path) -> 
     visitor.open(text=HEBREW)
     with visitor.page.expect_download() as download:
         visitor.page.locator("#compare-b").get_by_role("button", name="as CSV").click()
-    download.value.save_as(tmp_path / "map.csv")
-    with (tmp_path / "map.csv").open(encoding="utf-8-sig", newline="") as file:
-        labels = {int(row["query"]): row["query label"] for row in csv.DictReader(file)}
-    assert tuple(labels.values()) == probe.attend("gpt2", HEBREW).tokens
+    download.value.save_as(tmp_path / "map.zip")
+    with zipfile.ZipFile(tmp_path / "map.zip") as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".csv"))
+        rows = list(csv.DictReader(io.StringIO(archive.read(name).decode("utf-8-sig"), newline="")))
+    tokens = probe.attend("gpt2", HEBREW).tokens
+    names = [f"[{position}] {token}" for position, token in enumerate(tokens)]
+    assert (
+        [row["query"] for row in rows[:: len(tokens)]] == [row["key"] for row in rows[: len(tokens)]] == names
+    )
+    assert len(rows) == len(tokens) ** 2
 
 
 def test_a_box_takes_the_direction_of_what_is_typed(visitor: Visitor) -> None:

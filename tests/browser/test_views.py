@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,8 +13,10 @@ import pytest
 import torch
 from browser.conftest import Visitor
 from numbers_in_text import ROUNDING, ROUNDING_FLOAT64, alike, says
+from safetensors.torch import load_file, save_file
 
 import probe
+import tiny
 from probe.ui.state import DEFAULT_HEADS, DEFAULT_TEXT
 
 
@@ -223,3 +226,18 @@ def test_figures_are_saved(look: Callable[..., Visitor], tmp_path: Path, kind: s
             assert (row["query label"], row["key label"]) == (tokens[query], tokens[key])
             weight = float(comparison.from_model(*DEFAULT_HEADS[1])[query, key])
             assert says(row["model"], weight)
+
+
+def test_weights_that_are_no_numbers_leave_no_view_unpainted(visitor: Visitor, tmp_path: Path) -> None:
+    folder = tmp_path / "broken"
+    shutil.copytree(tiny.GPT2_STORIES, folder)
+    weights = load_file(folder / "model.safetensors")
+    weights["transformer.h.2.attn.c_attn.weight"][0, 0] = float("nan")
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    visitor.open("compare", text="The cat sat.", a=str(folder), ah="2.1")
+    page = visitor.page
+    page.locator("#compare-a [data-painted]").wait_for()
+    for view, figure in (("masks", "masks-a"), ("steps", "steps-trace"), ("verify", "verify-a")):
+        page.locator(f'#views [role=tab][data-tab-id="{view}"]').click()
+        page.locator(f"#{figure} [data-painted]").wait_for()
+    visitor.found_nothing()

@@ -254,7 +254,7 @@ def test_the_text_says_that_numbers_are_none(broken: Model, what: str) -> None:
     "what",
     [
         "run",
-        pytest.param("comparison", marks=pytest.mark.xfail(reason="its summary is of the errors alone")),
+        "comparison",
     ],
 )
 def test_one_head_of_many_says_that_its_numbers_are_none(broken: Model, what: str) -> None:
@@ -264,7 +264,7 @@ def test_one_head_of_many_says_that_its_numbers_are_none(broken: Model, what: st
 
 @pytest.mark.parametrize(
     "what",
-    ["run", pytest.param("comparison", marks=pytest.mark.xfail(reason="its summary is of the errors alone"))],
+    ["run", "comparison"],
 )
 def test_one_head_of_many_names_the_model(shown: dict[str, Result], what: str) -> None:
     one = shown[what].only(1, 2)
@@ -463,3 +463,12 @@ def test_a_narrowed_result_keeps_its_origin(shown: dict[str, Result]) -> None:
         one = result.only(1, 2)
         assert one.origin is result.origin and one.holds_many is False
         assert replace(one, origin=replace(one.origin, model="another")).model_name == "another"
+
+
+# ---- the rows of a table
+
+
+def test_a_trace_told_in_two_rows_names_two_keys() -> None:
+    trace = probe.trace("gpt2", "The cat sat on the mat", 4, 5, 5)
+    whole, short = (trace.told(rows).splitlines() for rows in (None, 2))
+    assert len(whole) - len(short) == len(trace.tokens) - 2
