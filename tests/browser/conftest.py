@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cache
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
 import pytest
@@ -13,6 +14,9 @@ import pytest
 pytest.importorskip("playwright", reason="playwright is not installed: pip install -r requirements-dev.txt")
 
 from playwright.sync_api import Browser, Error, Locator, Page, sync_playwright
+
+if TYPE_CHECKING:
+    from probe.ui.views import View
 
 FLAGS = (
     "--no-sandbox",
@@ -46,6 +50,17 @@ def browser(chromium: str) -> Iterator[Browser]:
         started = driver.chromium.launch(executable_path=chromium, args=list(FLAGS))
         yield started
         started.close()
+
+
+@cache
+def views() -> dict[str, View]:
+    """The views by their names, with their controls, outside of any running app."""
+    import gradio as gr
+
+    from probe.ui.views import VIEWS
+
+    with gr.Blocks():
+        return {view.id: view() for view in VIEWS}
 
 
 @dataclass

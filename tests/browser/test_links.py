@@ -6,7 +6,7 @@ from collections.abc import Callable
 from urllib.parse import parse_qs, parse_qsl, urlsplit
 
 import pytest
-from browser.conftest import Visitor
+from browser.conftest import Visitor, views
 from numbers_in_text import alike, tells
 
 import probe
@@ -15,7 +15,20 @@ from probe.ui.screen import Screen, look
 from probe.ui.state import DEFAULT_HEADS, DEFAULT_TEXT, Asked, Focus, Session
 
 PAIR = ("The bank of the river is muddy.", 'The "bank" took my money & left.')
-OWN = Asked(*PAIR, "big", "suitcase", "", "mean", "4.5, 2", "model")
+OWN = Asked(
+    first=PAIR[0],
+    second=PAIR[1],
+    from_word="big",
+    to_word="suitcase",
+    versus="",
+    how="mean",
+    heads="4.5, 2",
+    drawing="model",
+)
+
+
+def lines(shown: Screen) -> str:
+    return views()[shown.view].python(shown)
 
 
 def screen(view: str, asked: Asked = OWN, text: str = DEFAULT_TEXT) -> Screen:
@@ -52,18 +65,18 @@ def printed(code: str, capsys: pytest.CaptureFixture[str]) -> str:
 
 
 def test_lines_for_two_sentences_say_which_sentences(capsys: pytest.CaptureFixture[str]) -> None:
-    out = printed(links.python(screen("sentences")), capsys)
+    out = printed(lines(screen("sentences")), capsys)
     assert tells(out, str(probe.compare_texts("gpt2", *PAIR, 4, 5)))
 
 
 def test_lines_for_effect_say_which_heads_and_how(capsys: pytest.CaptureFixture[str]) -> None:
-    out = printed(links.python(screen("effect")), capsys)
+    out = printed(lines(screen("effect")), capsys)
     assert tells(out, str(probe.ablate("gpt2", DEFAULT_TEXT, [(4, 5), 2], "mean")))
     assert tells(out, str(probe.rank_heads("gpt2", DEFAULT_TEXT, "mean")))
 
 
 def test_lines_for_heads_say_which_words(capsys: pytest.CaptureFixture[str]) -> None:
-    out = printed(links.python(screen("heads")), capsys)
+    out = printed(lines(screen("heads")), capsys)
     assert tells(out, str(probe.find_heads("gpt2", DEFAULT_TEXT, "big", "suitcase")))
     assert tells(out, str(probe.measure_heads("gpt2", DEFAULT_TEXT)))
 
@@ -73,9 +86,9 @@ def test_lines_run_where_there_are_no_such_heads_or_words(
     capsys: pytest.CaptureFixture[str], heads: str
 ) -> None:
     asked = Asked(heads=heads, from_word="zebra")
-    assert "ablate" not in links.python(screen("effect", asked))
-    assert "find_heads" not in links.python(screen("heads", asked))
-    printed(links.python(screen("heads", asked, "draw a map")), capsys)
+    assert "ablate" not in lines(screen("effect", asked))
+    assert "find_heads" not in lines(screen("heads", asked))
+    printed(lines(screen("heads", asked, "draw a map")), capsys)
 
 
 def code(visitor: Visitor) -> str:

@@ -8,10 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import gradio as gr
 import numpy as np
 import pytest
-from browser.conftest import Visitor
+from browser.conftest import Visitor, views
 from numbers_in_text import says, tells
 from playwright.sync_api import expect
 
@@ -19,8 +18,8 @@ import probe
 import tiny
 from probe.ui.screen import Screen, look
 from probe.ui.state import Asked, Focus, Options, Session
-from probe.ui.views import VIEWS, effect, heads, masks, sentences, steps
 from probe.ui.views import bertviz as bertviz_view
+from probe.ui.views import effect, heads, masks, sentences, steps
 from scripts import families
 
 TEXT = "the cat and the dog sat on the mat"
@@ -84,12 +83,10 @@ def test_views_that_need_the_weights_say_so_in_one_sentence(name: str, folder: C
     for sentence in told:
         assert sentence.startswith(f'Where the attention weights of a "{name}" lie is not known here')
         assert sentence.endswith(".") and sentence.count(". ") == 0
-    with gr.Blocks():
-        shown_by = {view.id: view() for view in VIEWS}
     for view in ("masks", "steps", "effect"):
         asking = screen(folder(name), view)
-        assert folder(name) not in shown_by[view].python(asking)
-        assert {offer.model.name for offer in shown_by[view].offers(asking)} <= {"gpt2-stories"}
+        assert folder(name) not in views()[view].python(asking)
+        assert {offer.model.name for offer in views()[view].offers(asking)} <= {"gpt2-stories"}
 
 
 def test_compare_and_verify_in_the_page(visitor: Visitor, folder: Callable[[str], str]) -> None:

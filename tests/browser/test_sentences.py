@@ -12,7 +12,7 @@ import probe
 from probe.ui.limits import MAX_CHARACTERS
 from probe.ui.state import DEFAULT_HEADS, Asked
 
-DEFAULT_PAIR = (Asked.first, Asked.second)
+DEFAULT_PAIR = (Asked().first, Asked().second)
 
 
 def number(text: str) -> float:
