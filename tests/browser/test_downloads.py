@@ -263,12 +263,12 @@ def test_each_visitor_gets_their_own(visit: Callable[..., Visitor], tmp_path: Pa
         (tmp_path / name).mkdir()
     for name, visitor in visitors.items():
         path = save(visitor, f"Download gpt2-stories, {HEAD} as JSON", tmp_path / name)
-        assert json.loads(path.read_text("utf-8"))["manifest"]["texts"] == [texts[name]]
+        assert json.loads(path.read_text("utf-8"))["manifest"]["arguments"]["text"] == texts[name]
     # another text, and the same button gives the new one; the old one isn't saved a second time
     one = visitors["one"]
     one.run("rain fell", "masks-a")
     path = save(one, f"Download gpt2-stories, {HEAD} as JSON", tmp_path / "one")
-    assert json.loads(path.read_text("utf-8"))["manifest"]["texts"] == ["rain fell"]
+    assert json.loads(path.read_text("utf-8"))["manifest"]["arguments"]["text"] == "rain fell"
 
 
 TYPED = {
@@ -287,7 +287,9 @@ def test_what_is_typed_and_not_sent_is_in_no_file(visitor: Visitor, tmp_path: Pa
     visitor.page.locator(f"#{box} :is(textarea, input)").fill(typed)
     path = save(visitor, f"Download {label} as JSON", tmp_path)
     manifest = json.loads(path.read_text("utf-8"))["manifest"]
-    assert manifest["texts"] == (["a dog ran", "a dog sat"] if view == "sentences" else [TEXT])
+    given = manifest["arguments"]
+    texts = [given["first"], given["second"]] if view == "sentences" else [given["text"]]
+    assert texts == (["a dog ran", "a dog sat"] if view == "sentences" else [TEXT])
     if view == "effect":
         assert "[(3, 2)]" in json.dumps(manifest)
     if view == "heads":
