@@ -38,10 +38,10 @@ def open_cells(length: int, windowed: bool = True) -> np.ndarray:
     return (key <= query) & (query - key < WINDOW if windowed else True)
 
 
-def screen(name: str, layer: int, **options: Any) -> Screen:
+def screen(name: str, layer: int, **asked: Any) -> Screen:
     session = Session(TEXT, models=(name, "bert"))
     halves = look(session, 0, layer, 1, None), look(session, 1, 0, 0, None)
-    return Screen(session, halves, Focus(), Options(**options))
+    return Screen(session, halves, Focus(), Options(), asked=Asked(**asked))
 
 
 def masked(panel: dict[str, Any], length: int) -> np.ndarray:
@@ -66,8 +66,8 @@ def test_every_figure_hatches_what_is_outside(
     assert length > WINDOW + 2
     outside = ~open_cells(length, windowed)
     compared = panels(compare.describe(shown, half))
-    changed = panels(effect.describe(Place("effect", shown.session, 0, layer, 1)))
-    pair = Place("sentences", shown.session, 0, layer, 1, asked=Asked(TEXT, f"then {TEXT}"))
+    changed = panels(effect.describe(shown.place(Asked())))
+    pair = Place("sentences", shown.session, 0, layer, 1, asked=Asked(first=TEXT, second=f"then {TEXT}"))
     first, _, both = map(panels, sentences.describe(pair))
     for panel in (compared["from scratch"], compared["model"], changed["weight"], first["weight"]):
         assert (masked(panel, length) == outside).all()
