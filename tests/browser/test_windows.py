@@ -69,7 +69,7 @@ def test_every_figure_hatches_what_is_outside(
     changed = panels(effect.describe(shown.place(Asked())))
     pair = Place("sentences", shown.session, 0, layer, 1, asked=Asked(first=TEXT, second=f"then {TEXT}"))
     first, _, both = map(panels, sentences.describe(pair))
-    for panel in (compared["from scratch"], compared["model"], changed["weight"], first["weight"]):
+    for panel in (compared["from scratch"], compared["model"], changed["weight"], first["first"]):
         assert (masked(panel, length) == outside).all()
     weights = np.frombuffer(base64.b64decode(compared["model"]["data"]), "<f4").reshape(length, length)
     assert (weights[outside] == 0).all() and (weights[~outside] > 0).all()
