@@ -99,6 +99,8 @@ class Page:
         ]
         self.marking = [*self.heads, self.view, self.tabs, *self.shown]
         self.ran = [*self.heads, self.header.verdict, *self.shown]
+        state = [self.session, self.focus]
+        self.opened = [*state, self.view, self.tabs, *self.typed, *self.options, *self.asked, *self.ran]
 
     # ---- from inputs to a screen, from a screen to outputs
 
@@ -164,8 +166,10 @@ class Page:
 
     def go(self, event: gr.EventData) -> list[Any]:
         """Back or Forward has gone to an address: show what it asks for."""
-        address = str(event._data.get("address", "")).removeprefix("?")
-        return self.at(dict(parse_qsl(address, keep_blank_values=True)))
+        address = str(event._data.get("address", ""))
+        values = self.at(dict(parse_qsl(address.removeprefix("?"), keep_blank_values=True)))
+        values[self.opened.index(self.share)]["at"] = address
+        return values
 
     def at(self, params: dict[str, str]) -> list[Any]:
         """Values for everything, from an address."""
@@ -360,11 +364,10 @@ class Page:
         """Bind the functions to the components."""
         header, state = self.header, [self.session, self.focus]
         typed = [*self.typed, self.focus, *self.looked[2:]]
-        opened = [*state, self.view, self.tabs, *self.typed, *self.options, *self.asked, *self.ran]
         busy: dict[str, Any] = {"show_progress": "minimal", "show_progress_on": [header.verdict]}
         again = [self.filled_view, *self.looked]
-        demo.load(self.open, None, opened, show_progress="hidden", **_RUN)
-        self.share.select(self.go, None, opened, show_progress="hidden", **_RUN, **_LAST)
+        demo.load(self.open, None, self.opened, show_progress="hidden", **_RUN)
+        self.share.select(self.go, None, self.opened, show_progress="hidden", **_RUN, **_LAST)
 
         def run_on(
             begin: Callable[..., Any], function: Callable[..., Any], inputs: list[Any], *more: Any

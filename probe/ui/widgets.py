@@ -77,12 +77,16 @@ def code(lines: str) -> dict[str, Any]:
     return {"widget": "code", "title": "This check in Python", "code": lines}
 
 
-def share(query: str, lines: str, left_out: str) -> dict[str, Any]:
-    """The address of this view, what is not in it, and the lines of Python that reproduce the view."""
+def share(query: str, lines: str, left_out: str, at: str | None = None) -> dict[str, Any]:
+    """The address of this view, what is not in it, and the lines of Python that reproduce the view.
+
+    ``at`` is the address that Back or Forward has gone to, where this is the answer to that.
+    """
     return {
         "widget": "share",
         "title": "This view in Python",
         "query": query,
         "code": lines,
         "left_out": left_out,
+        "at": at,
     }

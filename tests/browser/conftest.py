@@ -1,4 +1,4 @@
-"""The app in Chromium: one server for all tests, a fresh visitor for each."""
+"""The app in Chromium: one server for all tests, and pages that are opened once and led from view to view."""
 
 from __future__ import annotations
 
@@ -6,16 +6,19 @@ import re
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import count
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlencode
+from urllib.parse import parse_qsl, urlencode, urlsplit
 
 import pytest
 
 pytest.importorskip("playwright", reason="playwright is not installed: pip install -r requirements-dev.txt")
 
-from playwright.sync_api import Browser, Error, Locator, Page, sync_playwright
+from playwright.sync_api import Browser, Error, Locator, Page, Request, sync_playwright
 
 if TYPE_CHECKING:
+    import gradio as gr
+
     from probe.ui.views import View
 
 FLAGS = (
@@ -25,6 +28,14 @@ FLAGS = (
     "--disable-component-update",
     "--disable-sync",
 )
+_VISITS = count()
+# What is folded is folded, and what the page goes to is a step in the browser's history.
+_GO = """(address) => {
+    document.querySelectorAll("details[open]").forEach((details) => { details.open = false; });
+    history.pushState(null, "", address);
+    dispatchEvent(new PopStateEvent("popstate"));
+}"""
+_NEXT_FRAME = "new Promise((resolve) => requestAnimationFrame(() => requestAnimationFrame(resolve)))"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -34,14 +45,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def address() -> Generator[str]:
-    """Where the app answers."""
+def app() -> Generator[gr.Blocks]:
+    """The app, running."""
     from probe.ui import build, launch_options
 
     demo = build()
     demo.queue(max_size=64).launch(prevent_thread_lock=True, quiet=True, **launch_options())
-    yield demo.local_url
+    yield demo
     demo.close()
+
+
+@pytest.fixture(scope="session")
+def address(app: gr.Blocks) -> str:
+    """Where the app answers."""
+    assert app.local_url
+    return app.local_url
 
 
 @pytest.fixture(scope="session")
@@ -68,14 +86,60 @@ class Visitor:
     """One person with the page open."""
 
     page: Page
-    address: str
+    app: gr.Blocks
     elsewhere: list[str] = field(default_factory=list)
     complaints: list[str] = field(default_factory=list)
+    sent: set[Request] = field(default_factory=set)  # questions that have not reached the server
+    shows: dict[str, str] | None = None  # what it was opened with, while nobody has changed anything since
 
     def open(self, view: str = "compare", **query: str) -> None:
         """Open a view and wait until its figures are painted."""
-        self.page.goto(f"{self.address}?{urlencode({'view': view, **query})}")
+        self.go({"view": view, **query})
         self.page.locator(f"#tab-{view} [data-painted]").first.wait_for()
+
+    def go(self, query: dict[str, str]) -> None:
+        """Go to an address; on an open page as Back and Forward do, because a load takes seconds."""
+        self.shows = None
+        if not self.page.url.startswith(self.address):
+            self.page.goto(f"{self.address}?{urlencode(query)}")
+            return
+        address = f"?{urlencode({**query, 'visit': next(_VISITS)})}"
+        self.page.evaluate(_GO, address)
+        self.page.locator(f"#share [data-at='{address}']").wait_for(state="attached")
+        self.settle()
+
+    def settle(self) -> None:
+        """Wait until the page has all its answers: views that draw by themselves ask once more."""
+        for _ in range(1000):
+            quiet = self.quiet
+            self.page.evaluate(_NEXT_FRAME)
+            if quiet and self.quiet:
+                return
+            self.page.wait_for_timeout(10)
+        raise AssertionError("the page is never done")
+
+    @property
+    def quiet(self) -> bool:
+        """Whether nothing is on its way to the page."""
+        return not self.sent and not any(self.app._queue.pending_event_ids_session.values())
+
+    @property
+    def address(self) -> str:
+        assert self.app.local_url
+        return self.app.local_url
+
+    def follow(self, url: str) -> None:
+        """Go to an address that was copied from another page."""
+        self.go(dict(parse_qsl(urlsplit(url).query, keep_blank_values=True)))
+
+    def is_sound(self) -> bool:
+        """Whether the next one may have the page."""
+        try:
+            self.page.mouse.move(0, 0)
+            self.settle()
+        except (AssertionError, Error):
+            return False
+        return not self.complaints and not self.elsewhere
 
     def found_nothing(self) -> None:
         """Nothing went to another host, and the console holds no error, since this was asked last."""
@@ -158,74 +222,85 @@ def _split(text: str) -> tuple[str, str]:
     return found[1], found[2]
 
 
-def _enter(browser: Browser, address: str, width: int = 1440, height: int = 900, **context: Any) -> Visitor:
+def _enter(browser: Browser, app: gr.Blocks, width: int = 1440, height: int = 900, **context: Any) -> Visitor:
     page = browser.new_context(viewport={"width": width, "height": height}, **context).new_page()
     page.set_default_timeout(20_000)
-    visitor = Visitor(page, address)
-    page.on("request", lambda request: _note_request(visitor, request.url))
+    visitor = Visitor(page, app)
+    page.on("request", lambda request: _note_request(visitor, request))
+    page.on("requestfinished", lambda request: visitor.sent.discard(request))
+    page.on("requestfailed", lambda request: visitor.sent.discard(request))
     page.on("console", lambda message: _note_console(visitor, message.type, message.text))
     page.on("pageerror", lambda error: visitor.complaints.append(str(error)))
     page.on("dialog", lambda dialog: visitor.complaints.append(f"dialog: {dialog.message}"))
     return visitor
 
 
-@pytest.fixture
-def visit(browser: Browser, address: str) -> Iterator[Callable[..., Visitor]]:
-    """Makes visitors. Nothing they do may reach another host or leave an error in the console."""
+@pytest.fixture(scope="session")
+def _idle(browser: Browser) -> Iterator[list[Visitor]]:
+    """Open pages that nobody uses."""
     visitors: list[Visitor] = []
+    yield visitors
+    for visitor in visitors:
+        visitor.page.context.close()
 
-    def enter(**options: Any) -> Visitor:
-        visitors.append(_enter(browser, address, **options))
-        return visitors[-1]
+
+@pytest.fixture
+def visit(
+    browser: Browser, app: gr.Blocks, _idle: list[Visitor], request: pytest.FixtureRequest
+) -> Iterator[Callable[..., Visitor]]:
+    """Makes visitors. Nothing they do may reach another host or leave an error in the console.
+
+    They share pages, one after the other: opening leads a page to an address, and all that the address holds
+    is as it says. A test that changes anything else, or is about a page's first moments, asks for a page of
+    its ``own``.
+    """
+    borrowed: list[Visitor] = []
+    owned: list[Visitor] = []
+    failed = request.session.testsfailed
+
+    def enter(*, own: bool = False, width: int = 1440, height: int = 900, **context: Any) -> Visitor:
+        if own or context:
+            owned.append(_enter(browser, app, width, height, **context))
+            return owned[-1]
+        visitor = _idle.pop() if _idle else _enter(browser, app)
+        visitor.page.set_viewport_size({"width": width, "height": height})
+        borrowed.append(visitor)
+        return visitor
 
     yield enter
-    for visitor in visitors:
+    for visitor in borrowed:
+        if request.session.testsfailed == failed and visitor.is_sound():
+            _idle.append(visitor)
+        else:
+            visitor.page.context.close()
+    for visitor in owned:
         visitor.page.context.close()
-        visitor.found_nothing()
-
-
-@pytest.fixture(scope="module")
-def _opened(browser: Browser, address: str) -> Iterator[Callable[..., Visitor]]:
-    """Opens each view that is asked for once, and keeps it for the tests of a file."""
-    visitors: dict[tuple[str, ...], Visitor] = {}
-
-    def opened(view: str, **query: str) -> Visitor:
-        key = view, *map("=".join, sorted(query.items()))
-        if key not in visitors:
-            visitor = _enter(browser, address)
-            try:
-                visitor.open(view, **query)
-            except Error:
-                visitor.page.context.close()
-                raise
-            visitors[key] = visitor
-        return visitors[key]
-
-    yield opened
-    for visitor in visitors.values():
-        visitor.page.context.close()
+    for visitor in (*borrowed, *owned):
         visitor.found_nothing()
 
 
 @pytest.fixture
-def look(_opened: Callable[..., Visitor]) -> Iterator[Callable[..., Visitor]]:
-    """An open view for a test that only looks at it: a load takes seconds, and others look at it as well."""
-    visitors: list[Visitor] = []
+def look(visit: Callable[..., Visitor]) -> Iterator[Callable[..., Visitor]]:
+    """An open view for a test that only looks at it: the next one that looks at it finds it as it is."""
+    looked: list[tuple[Visitor, dict[str, str]]] = []
 
     def look(view: str = "compare", **query: str) -> Visitor:
-        visitors.append(_opened(view, **query))
-        visitors[-1].page.mouse.move(0, 0)
-        return visitors[-1]
+        visitor = visit()
+        if visitor.shows != {"view": view, **query}:
+            visitor.open(view, **query)
+        looked.append((visitor, {"view": view, **query}))
+        return visitor
 
     yield look
-    for visitor in visitors:
-        visitor.page.evaluate("0")  # what has happened is told during calls only
-        visitor.found_nothing()
+    for visitor, shows in looked:
+        visitor.shows = shows
 
 
-def _note_request(visitor: Visitor, url: str) -> None:
-    if not url.startswith((visitor.address, "data:", "blob:")):
-        visitor.elsewhere.append(url)
+def _note_request(visitor: Visitor, request: Request) -> None:
+    if not request.url.startswith((visitor.address, "data:", "blob:")):
+        visitor.elsewhere.append(request.url)
+    if request.url.endswith("/queue/join"):
+        visitor.sent.add(request)
 
 
 def _note_console(visitor: Visitor, kind: str, text: str) -> None:
@@ -234,5 +309,7 @@ def _note_console(visitor: Visitor, kind: str, text: str) -> None:
 
 
 @pytest.fixture
-def visitor(visit: Callable[..., Visitor]) -> Visitor:
-    return visit()
+def visitor(visit: Callable[..., Visitor], request: pytest.FixtureRequest) -> Iterator[Visitor]:
+    visitor = visit(own=request.node.get_closest_marker("own_page") is not None)
+    yield visitor
+    visitor.shows = None

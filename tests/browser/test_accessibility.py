@@ -55,6 +55,7 @@ def test_no_serious_fault_in_any_view(visit: Callable[..., Visitor], scheme: str
     assert found == {}
 
 
+@pytest.mark.own_page
 def test_a_fault_is_found(visitor: Visitor) -> None:
     visitor.open()
     assert faults(visitor.page) == []

@@ -100,6 +100,7 @@ def test_pointing_at_a_token_shows_its_row(drawn: Visitor) -> None:
     assert shown == pytest.approx(weights[11].tolist(), abs=5.1e-5)
 
 
+@pytest.mark.own_page
 def test_another_layer_chosen_in_the_frame(visitor: Visitor) -> None:
     draw(visitor)
     inside = frame(visitor, 1)
@@ -130,7 +131,7 @@ def test_model_view_holds_every_head_and_a_click_enlarges_one(visitor: Visitor) 
 
 @pytest.mark.parametrize("width", [2560, 390])
 def test_both_views_fit_the_width(visit, width: int) -> None:  # type: ignore[no-untyped-def]
-    visitor = visit(width=width, height=2600)
+    visitor = visit(own=True, width=width, height=2600)
     draw(visitor)
     for kind in ("head", "model"):
         if kind == "model":
@@ -161,6 +162,7 @@ def test_a_second_run_draws_the_second_text(visitor: Visitor) -> None:
     assert visitor.page.locator("#bertviz-frames iframe").count() == 2
 
 
+@pytest.mark.own_page
 def test_a_frame_stays_when_only_another_tab_was_looked_at(visitor: Visitor) -> None:
     draw(visitor)
     frame(visitor, 0).evaluate("() => { window.stillHere = true; }")
@@ -225,6 +227,7 @@ def test_a_long_text_is_drawn_in_part_and_says_why(visitor: Visitor) -> None:
     visitor.page.locator("#compare-a [data-painted]").wait_for()
 
 
+@pytest.mark.own_page
 def test_dark_and_light(visitor: Visitor) -> None:
     draw(visitor)
     read = (
@@ -255,7 +258,7 @@ def lightness(rgb: tuple[int, ...]) -> float:
 
 @pytest.mark.parametrize(("kind", "lines"), [("head", "#attention"), ("model", "#vis svg > g:has(line)")])
 def test_lines_stand_out_on_black_as_they_do_on_white(visit, kind: str, lines: str) -> None:  # type: ignore[no-untyped-def]
-    visitor = visit(height=2600)
+    visitor = visit(own=True, height=2600)
     draw(visitor, bertviz=kind)
     for slot in (0, 1):
         inside = frame(visitor, slot)

@@ -78,6 +78,7 @@ def test_each_view_offers_what_it_shows(view: str) -> None:
     assert len({offer.key for offer in offers}) == len({offer.name for offer in offers}) == len(offers)
 
 
+@pytest.mark.own_page
 def test_the_course_gives_a_worked_example(visitor: Visitor, tmp_path: Path) -> None:
     page = visitor.page
     page.goto(f"{visitor.address}?view=learn")
@@ -210,6 +211,7 @@ def save(visitor: Visitor, label: str, folder: Path) -> Path:
     return unpacked(folder, path.name, path.read_bytes()) if path.suffix == ".zip" else path
 
 
+@pytest.mark.own_page
 def test_what_is_saved_is_what_is_shown(visitor: Visitor, tmp_path: Path) -> None:
     visitor.open(text=TEXT)
     read = visitor.figure("compare-b").point(3, 2)["model"]
@@ -236,6 +238,7 @@ def test_the_workbook_of_the_steps(visitor: Visitor, tmp_path: Path) -> None:
     assert all(isinstance(cell, str) and cell.startswith("=") for cell in cells)
 
 
+@pytest.mark.own_page
 def test_the_page_of_all_heads_opens_from_disk(visitor: Visitor, tmp_path: Path) -> None:
     visitor.open("heads", text=TEXT)
     path = save(visitor, "Download all-MiniLM-L6-v2, all 72 heads as HTML", tmp_path)
@@ -296,6 +299,7 @@ def test_what_is_typed_and_not_sent_is_in_no_file(visitor: Visitor, tmp_path: Pa
         assert '"map"' in json.dumps(manifest) and '"draw"' not in json.dumps(manifest)
 
 
+@pytest.mark.own_page
 def test_two_files_asked_for_at_once(visitor: Visitor) -> None:
     visitor.open("verify", text=TEXT)
     page = visitor.page
@@ -309,6 +313,7 @@ def test_two_files_asked_for_at_once(visitor: Visitor) -> None:
     assert names == ["gpt2-stories-report.json", "gpt2-stories-report.npz"]
 
 
+@pytest.mark.own_page
 def test_a_refusal_is_said_in_place(visitor: Visitor) -> None:
     visitor.open("steps", text="the cat and the dog " * 40, on="b")
     page = visitor.page

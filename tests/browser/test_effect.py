@@ -83,6 +83,7 @@ def test_heads_that_are_not_there_are_said_in_place(visitor: Visitor) -> None:
         assert sentence in (visitor.page.locator("#effect-figure .af-notice").text_content() or "")
 
 
+@pytest.mark.own_page
 def test_all_heads_ranked(visitor: Visitor) -> None:
     visitor.open("effect", on="b")
     page = visitor.page
@@ -106,6 +107,7 @@ def test_all_heads_ranked(visitor: Visitor) -> None:
     assert page.locator("#head-b input[type=number]").input_value() == str(head)
 
 
+@pytest.mark.own_page
 def test_a_ranking_can_be_stopped(visitor: Visitor) -> None:
     visitor.open("effect", text=" ".join(["the old cat sat on a warm mat and slept"] * 40))
     page = visitor.page
@@ -128,6 +130,7 @@ def test_a_ranking_can_be_stopped(visitor: Visitor) -> None:
     assert page.locator("#effect-ranking tbody tr").count() == 72
 
 
+@pytest.mark.own_page
 def test_stop_is_there_only_while_a_ranking_runs(visitor: Visitor) -> None:
     visitor.open("effect", text=" ".join(["the old cat sat on a warm mat and slept"] * 20))
     page = visitor.page
@@ -143,6 +146,7 @@ def test_stop_is_there_only_while_a_ranking_runs(visitor: Visitor) -> None:
     page.wait_for_function("document.querySelector('#effect-progress').textContent.trim() === ''")
 
 
+@pytest.mark.own_page
 def test_a_ranking_goes_when_it_is_about_something_else(visitor: Visitor) -> None:
     visitor.open("effect", on="b", text="draw a map")
     page = visitor.page

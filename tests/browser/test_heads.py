@@ -186,6 +186,7 @@ def test_python_lines_run_and_say_the_same(
     assert tells(capsys.readouterr().out, str(result()))
 
 
+@pytest.mark.own_page
 def test_measures_can_be_sorted(visitor: Visitor) -> None:
     text = "The cat sat on the mat. The cat sat on the mat."
     open_heads(visitor, text=text, on="b")
@@ -216,6 +217,7 @@ def test_measures_can_be_sorted(visitor: Visitor) -> None:
     visitor.page.wait_for_url(f"**bh={place[0]}.{place[1]}**")
 
 
+@pytest.mark.own_page
 def test_the_finder(visitor: Visitor) -> None:
     open_heads(visitor)
     page, found = visitor.page, visitor.page.locator("#heads-found")
@@ -250,6 +252,7 @@ def test_a_word_that_is_not_there_is_said_in_place(visitor: Visitor) -> None:
         assert page.locator("#heads-found img").count() == 0
 
 
+@pytest.mark.own_page
 def test_rollout(visitor: Visitor) -> None:
     open_heads(visitor)
     page = visitor.page
@@ -283,7 +286,7 @@ def test_a_long_text_says_what_a_cell_stands_for(visitor: Visitor) -> None:
 
 
 def test_a_model_that_refuses_says_so_in_place(visitor: Visitor) -> None:
-    visitor.page.goto(visitor.address + "?view=heads&a=no-such-model")
+    visitor.go({"view": "heads", "a": "no-such-model"})
     visitor.page.locator("#heads-maps .af-notice").wait_for()
     assert "no-such-model" in (visitor.page.locator("#heads-maps").text_content() or "")
     assert visitor.page.locator("#heads-measures table").count() == 0

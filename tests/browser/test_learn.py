@@ -27,7 +27,7 @@ def learner(look: Callable[..., Visitor]) -> Visitor:
 
 def turn_to(visitor: Visitor, chapter: str) -> None:
     if visitor.page.url == "about:blank":
-        visitor.page.goto(f"{visitor.address}?view=learn")
+        visitor.go({"view": "learn"})
     visitor.page.locator("#learn-steps label").nth(IDS.index(chapter)).click()
     shown(visitor, chapter).wait_for()
 
@@ -74,6 +74,7 @@ def test_every_step_opens_with_formulas_and_something_to_try(learner: Visitor) -
         expect(learner.page.locator("#learn-next")).to_be_enabled(enabled=chapter is not CHAPTERS[-1])
 
 
+@pytest.mark.own_page
 def test_only_the_first_step_comes_with_the_page(visitor: Visitor) -> None:
     visitor.open("compare")
     assert visitor.page.locator(".learn-part").count() == 0
@@ -108,6 +109,7 @@ def test_the_cat_sat_on(learner: Visitor) -> None:
         )
 
 
+@pytest.mark.own_page
 def test_a_score_in_the_future_changes_nothing_that_is_kept(visitor: Visitor) -> None:
     turn_to(visitor, "causal")
     kept, all_of_it = (table(visitor, "causal", name) for name in ("Their softmax", "Weights without a mask"))
@@ -116,6 +118,7 @@ def test_a_score_in_the_future_changes_nothing_that_is_kept(visitor: Visitor) ->
     assert table(visitor, "causal", "Weights without a mask") != all_of_it
 
 
+@pytest.mark.own_page
 def test_an_edited_input_gives_new_numbers_and_a_new_map(visitor: Visitor) -> None:
     turn_to(visitor, "by-hand")
     before = visitor.page.locator("#learn-by-hand-map [data-painted]").get_attribute("data-painted")
@@ -130,6 +133,7 @@ def test_an_edited_input_gives_new_numbers_and_a_new_map(visitor: Visitor) -> No
     assert float(read["Weights"]) == pytest.approx(1 / 3, abs=1e-6)
 
 
+@pytest.mark.own_page
 def test_what_is_no_number_gets_a_sentence_and_nothing_is_lost(visitor: Visitor) -> None:
     turn_to(visitor, "by-hand")
     before = table(visitor, "by-hand", "Output")
@@ -149,6 +153,7 @@ def test_what_is_no_number_gets_a_sentence_and_nothing_is_lost(visitor: Visitor)
     assert len(table(visitor, "by-hand", "Output")) == 2
 
 
+@pytest.mark.own_page
 def test_inputs_are_still_there_on_the_way_back(visitor: Visitor) -> None:
     turn_to(visitor, "shares")
     type_in(visitor, "shares", "scores", "1 -1")
@@ -206,7 +211,7 @@ def test_heads_in_a_slider(learner: Visitor) -> None:
 
 
 def test_nothing_is_wider_than_a_phone(visit: Callable[..., Visitor]) -> None:
-    visitor = visit(width=390, height=844)
+    visitor = visit(own=True, width=390, height=844)
     for chapter in CHAPTERS:
         turn_to(visitor, chapter.id)
         assert visitor.page.evaluate("document.documentElement.scrollWidth <= innerWidth"), chapter.id

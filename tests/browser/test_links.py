@@ -103,7 +103,7 @@ def test_the_link_of_two_sentences(visit: Callable[..., Visitor], capsys: pytest
     first.wait_for_new("sentences-both", first.page.locator("#pair-run").click)
     result = probe.compare_texts("gpt2", *PAIR, *DEFAULT_HEADS[1])
     first.page.wait_for_url("**one=**")
-    second = visit()
+    second = visit(own=True)
     second.page.goto(first.page.url)
     subtitle = second.page.locator("#sentences-both .af-subtitle")
     subtitle.wait_for()
@@ -123,7 +123,7 @@ def test_the_link_of_the_finder(visit: Callable[..., Visitor], capsys: pytest.Ca
     first.wait_for_new("heads-found", first.page.locator("#find").click)
     first.page.wait_for_url("**from=big**")
     assert parse_qs(urlsplit(first.page.url).query, keep_blank_values=True)["versus"] == [""]
-    second = visit()
+    second = visit(own=True)
     second.page.goto(first.page.url)
     result = probe.find_heads("bert", DEFAULT_TEXT, "big", "trophy")
     line = second.page.locator("#heads-found .af-remark").first
@@ -142,7 +142,7 @@ def test_the_link_of_an_effect(visit: Callable[..., Visitor], capsys: pytest.Cap
     first.wait_for_new("effect-figure", mean.click)
     first.page.wait_for_url("**instead=mean**")
     result = probe.ablate("gpt2", DEFAULT_TEXT, [(4, 5), 2], "mean")
-    second = visit()
+    second = visit(own=True)
     second.page.goto(first.page.url)
     subtitle = second.page.locator("#effect-figure .af-subtitle")
     subtitle.wait_for()
@@ -157,7 +157,7 @@ def test_the_link_of_bertvizs_model_view(visit: Callable[..., Visitor]) -> None:
     first.open("bertviz", text="draw a map")
     first.page.locator("#bertviz-kind label").nth(1).click()
     first.page.wait_for_url("**bertviz=model**")
-    second = visit()
+    second = visit(own=True)
     second.page.goto(first.page.url)
     second.page.locator("#bertviz-frames .bz-model iframe").first.wait_for()
     assert second.page.locator("#bertviz-kind input:checked").input_value() == "model"

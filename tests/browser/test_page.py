@@ -42,7 +42,7 @@ def test_a_link_opens_the_same_view(visit: Callable[..., Visitor]) -> None:
     first.page.wait_for_url("**view=steps**")
     query = parse_qs(urlsplit(first.page.url).query)
     assert query["text"] == ["draw a map"] and query["ah"] == ["1.8"] and query["words"] == ["yes"]
-    second = visit()
+    second = visit(own=True)
     second.page.goto(first.page.url)
     second.page.locator("#steps-trace [data-painted]").wait_for()
     where = second.page.locator(".st-where").text_content()
@@ -55,12 +55,13 @@ def test_a_link_opens_the_same_view(visit: Callable[..., Visitor]) -> None:
 
 @pytest.mark.parametrize("query", [{"ah": "99.99", "aq": "9999"}, {"ah": "x", "view": "nothing", "text": ""}])
 def test_a_link_that_makes_no_sense_shows_the_nearest_thing(visitor: Visitor, query: dict[str, str]) -> None:
-    visitor.page.goto(visitor.address + "?" + "&".join(f"{key}={value}" for key, value in query.items()))
+    visitor.go(query)
     visitor.page.locator("#compare-a .af-panels").wait_for()
     if query.get("ah") == "99.99":
         assert visitor.page.locator("#layer-a input[type=number]").input_value() == "5"
 
 
+@pytest.mark.own_page
 def test_opening_a_view_asks_for_no_other(visitor: Visitor) -> None:
     asked: list[dict[str, Any]] = []
     joined = "/gradio_api/queue/join"
@@ -84,7 +85,7 @@ def test_two_visitors_see_only_their_own(visit: Callable[..., Visitor]) -> None:
     two.wait_for_new("compare-a", lambda: slider.press("ArrowRight"))
     assert one.figure("compare-a").tokens[1:-1] == ["draw", "a", "map"]
     assert two.figure("compare-a").tokens[1:-1] == ["The", "cat", "sat", "on"]
-    fresh = visit()
+    fresh = visit(own=True)
     fresh.open()
     assert fresh.page.locator("#sentence textarea").input_value() == DEFAULT_TEXT
 
@@ -101,6 +102,7 @@ def test_the_half_that_can_take_the_text_is_shown(visitor: Visitor) -> None:
     assert visitor.figure("compare-b").tokens == ["The", "cat", "sat", "on"]
 
 
+@pytest.mark.own_page
 def test_a_text_that_is_too_long_is_cut_in_the_views(visitor: Visitor) -> None:
     text = ("the cat and the dog " * 60).strip()  # 300 words, where gpt2-stories takes 256 tokens
     cut = "Cut to the first 256 of 300 tokens, all that this model takes."
@@ -220,6 +222,7 @@ def test_controls_have_names_of_their_own(look: Callable[..., Visitor]) -> None:
             assert slider.get_attribute("max") == str(largest)
 
 
+@pytest.mark.own_page
 def test_a_run_is_shown_in_the_view_that_was_just_opened(visitor: Visitor) -> None:
     visitor.open()
     visitor.page.locator("#sentence textarea").fill("draw a map")
@@ -273,6 +276,7 @@ def wait_until(page: Page, what: Callable[[], bool]) -> None:
     pytest.fail("it never came to that")
 
 
+@pytest.mark.own_page
 def test_a_download_is_shown_and_ends_when_it_is_given_up(
     visitor: Visitor, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

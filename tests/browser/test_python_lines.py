@@ -109,6 +109,7 @@ def test_verify(visitor: Visitor, query: dict[str, str]) -> None:
             assert says(read, check.max_abs_error)
 
 
+@pytest.mark.own_page
 def test_a_list_of_texts(visitor: Visitor) -> None:
     visitor.open("verify", cut="yes")
     page = visitor.page
@@ -131,6 +132,7 @@ def test_a_list_of_texts(visitor: Visitor) -> None:
         assert says(read, head, ROUNDING_FLOAT64)
 
 
+@pytest.mark.own_page
 def test_a_list_with_a_text_that_one_model_refuses(visitor: Visitor) -> None:
     visitor.open("verify")
     page = visitor.page

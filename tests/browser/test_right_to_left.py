@@ -61,6 +61,7 @@ def split_token(tokens: tuple[str, ...]) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("text", [HEBREW, ARABIC])
+@pytest.mark.own_page
 def test_a_piece_is_read_behind_its_letter(visitor: Visitor, text: str) -> None:
     tokens = probe.attend("gpt2", text).tokens
     position, letter = split_token(tokens)
@@ -87,6 +88,7 @@ def test_steps(visitor: Visitor) -> None:
     assert first < piece
 
 
+@pytest.mark.own_page
 def test_all_heads(visitor: Visitor) -> None:
     position, letter = split_token(probe.attend("gpt2", HEBREW).tokens)
     visitor.page.add_init_script(RECORD)

@@ -26,16 +26,19 @@ def type_pair(visitor: Visitor, first: str, second: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("slot", "name", "layer", "head"), [("a", "bert", *DEFAULT_HEADS[0]), ("b", "gpt2", *DEFAULT_HEADS[1])]
+    ("slot", "model", "layer", "head"), [("a", "bert", *DEFAULT_HEADS[0]), ("b", "gpt2", *DEFAULT_HEADS[1])]
 )
-def test_both_maps_and_what_changes(visitor: Visitor, slot: str, name: str, layer: int, head: int) -> None:
+def test_both_maps_and_what_changes(visitor: Visitor, slot: str, model: str, layer: int, head: int) -> None:
     visitor.open("sentences", on=slot)
-    result = probe.compare_texts(name, *DEFAULT_PAIR, layer, head)
-    for figure, side in (("sentences-a", result.first), ("sentences-b", result.second)):
+    result = probe.compare_texts(model, *DEFAULT_PAIR, layer, head)
+    for figure, name, side in (
+        ("sentences-a", "first", result.first),
+        ("sentences-b", "second", result.second),
+    ):
         drawn = visitor.figure(figure)
         assert tuple(drawn.tokens) == side.tokens
         for query, key in ((1, 0), (4, 2), (2, 2)):
-            read = number(drawn.point(query, key)["weight"])
+            read = number(drawn.point(query, key)[name])
             assert read == pytest.approx(float(side.weights[query, key]), abs=1e-5)
     both = visitor.figure("sentences-both")
     assert alike(both.root.locator(".af-subtitle").text_content(), result.summary)

@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from browser.conftest import Visitor
+from browser.conftest import Visitor, views
 from browser.test_accessibility import faults
+from browser.test_downloads import unpacked
 from numbers_in_text import ROUNDING, says, tells
 from playwright.sync_api import expect
 
@@ -68,6 +69,7 @@ def opened(visitor: Visitor, t5: str, **more: Any) -> None:
     visitor.page.locator("#source-target canvas").first.wait_for()
 
 
+@pytest.mark.own_page
 def test_from_an_empty_page_to_every_kind(
     visitor: Visitor, t5: str, comparison: probe.Comparison, gpt2: probe.Model
 ) -> None:
@@ -163,21 +165,29 @@ def test_bertviz_draws_it(
     assert sandbox == "allow-scripts"
 
 
+def offers_of(screen: Screen) -> list[Any]:
+    return list(views()[screen.view].offers(screen))
+
+
 def test_files_of_it_are_made_again(t5: str, tmp_path: Path) -> None:
     session = Session(SOURCE)
     halves = look(session, 0, 0, 0, None), look(session, 1, 0, 0, None)
     asked = Asked(pair_model=t5, source=SOURCE, target=TARGET)
     screen = Screen(session, halves, view="source-target", asked=asked)
     STORE.model(t5)
-    offers = {offer.kind: offer for offer in downloads.offers(screen)}
-    assert list(offers) == [probe.Report, probe.Comparison, probe.Run]
-    assert offers[probe.Comparison].formats == ("json", "npz")
-    for kind, suffix in ((probe.Report, "json"), (probe.Comparison, "npz"), (probe.Run, "html")):
-        name, content = downloads.write(offers[kind], suffix)
-        (tmp_path / name).write_bytes(content)
-        again = probe.reproduce(tmp_path / name)
+    head, report, comparison, run = offers_of(screen)
+    assert [head.kind, report.kind, comparison.kind, run.kind] == [
+        probe.Comparison,
+        probe.Report,
+        probe.Comparison,
+        probe.Run,
+    ]
+    assert {"json", "npz"} <= set(comparison.formats) and not {"png", "csv"} & set(comparison.formats)
+    for offer, suffix in ((head, "csv"), (report, "json"), (comparison, "npz"), (run, "html")):
+        path = unpacked(tmp_path, *downloads.write(offer, suffix, Options()))
+        again = probe.reproduce(path)
         assert again.holds, again.reasons
-        assert again.manifest.targets == (TARGET,)
+        assert again.manifest.arguments["target"] == TARGET
 
 
 def test_the_limits_of_the_view_hold_for_its_files(t5: str) -> None:
@@ -185,11 +195,11 @@ def test_the_limits_of_the_view_hold_for_its_files(t5: str) -> None:
     asked = Asked(pair_model=t5, source=SOURCE, target="cat " * 20_000)
     screen = Screen(Session(SOURCE, truncate=True), halves, view="source-target", asked=asked)
     STORE.model(t5)
-    offers = downloads.offers(screen)
-    assert len(offers) == 3
+    offers = offers_of(screen)
+    assert len(offers) == 4
     for offer in offers:
         with pytest.raises(probe.ProbeError, match="The text has 80,000 characters"):
-            downloads.write(offer, "html" if offer.kind is probe.Run else "json")
+            downloads.write(offer, "html" if offer.kind is probe.Run else "json", Options())
 
 
 def test_kinds_are_not_mixed_in_one_picture(comparison: probe.Comparison) -> None:
@@ -212,19 +222,20 @@ def test_words_and_hidden_special_tokens_on_both_sides(t5: str, comparison: prob
     values = np.frombuffer(base64.b64decode(drawn["panels"][1]["data"]), "<f4").reshape(5, 6)
     np.testing.assert_allclose(values, comparison.from_model(0, 0, "cross")[1:], rtol=0, atol=1e-6)
     # In the decoder that token is a key too, and its weight is told.
-    decoder = replace(place, asked=replace(asked, kind="decoder"))
+    decoder = replace(place, asked=asked.changed(kind="decoder"))
     drawn = source_target.picture(decoder, comparison)
     hidden = np.frombuffer(base64.b64decode(drawn["hidden"]), "<f4")
     np.testing.assert_allclose(hidden, comparison.from_model(0, 0, "decoder")[1:, 0], rtol=0, atol=1e-6)
 
 
+@pytest.mark.own_page
 def test_the_example_fills_in_all_three(visitor: Visitor) -> None:
     visitor.open("source-target")
     page = visitor.page
     page.locator("#pair-source textarea").fill("something else")
     visitor.wait_for_new("source-target", page.locator("#pair-example").click)
     expect(page.locator("#pair-model input")).to_have_value("google-t5/t5-small")
-    expect(page.locator("#pair-source textarea")).to_have_value(Asked.source)
+    expect(page.locator("#pair-source textarea")).to_have_value(Asked().source)
     # There is no network here.
     expect(page.locator("#source-target .af-notice")).to_contain_text("google-t5/t5-small")
     expect(page.locator("#source-target .af-title")).to_have_text("google-t5/t5-small")
@@ -256,7 +267,8 @@ def test_a_space_has_no_such_view(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPACE_ID", "someone/something")
     with gr.Blocks():
         page = Page()
-    assert page.pair.tab.visible is False
+    (hidden,) = (view for view in page.views if not view.tab.visible)
+    assert hidden.id == "source-target"
     assert page.ids[-2:] == ("bertviz", "learn")
 
 

@@ -152,6 +152,7 @@ def test_verify(visitor: Visitor, tmp_path: Path) -> None:
         assert [int(cell) for cell in rows[0][:2]] == [worst["layer"], worst["head"]]
 
 
+@pytest.mark.own_page
 def test_verify_takes_more_sentences_from_a_file(visitor: Visitor) -> None:
     texts = ["The cat sat on", "draw a map", "naïve 🙂"]
     visitor.open("verify")
@@ -175,6 +176,7 @@ def test_verify_takes_more_sentences_from_a_file(visitor: Visitor) -> None:
     assert says(read, head, ROUNDING_FLOAT64)
 
 
+@pytest.mark.own_page
 def test_a_check_can_be_stopped(visitor: Visitor) -> None:
     visitor.open("verify")
     page = visitor.page

@@ -93,22 +93,28 @@
     element.replaceChildren(box);
   };
 
-  /* Another view is a step in the browser's history; anything else changes the step it is on. */
+  /* Another view is a step in the browser's history; anything else changes the step it is on. What was asked before
+   * Back or Forward, and is answered after it, belongs to a step that has been left: it changes none.
+   */
   const viewOf = (query) => new URLSearchParams(query).get("view");
-  let inSight = null, goTo = () => {};
+  let inSight = null, awaited = null, goTo = () => {};
   const share = (element, value, trigger) => {
-    const moves = inSight !== null && inSight !== viewOf(value.query);
-    inSight = viewOf(value.query);
     goTo = (address) => trigger("select", { address });
-    history[moves ? "pushState" : "replaceState"](history.state, "", location.pathname + value.query + location.hash);
+    if (awaited === null || awaited === value.at) {
+      const moves = awaited === null && inSight !== null && inSight !== viewOf(value.query);
+      inSight = viewOf(value.query);
+      awaited = null;
+      history[moves ? "pushState" : "replaceState"](history.state, "", location.pathname + value.query + location.hash);
+    }
     const note = value.left_out ? [make("span", "pg-note", value.left_out)] : [];
     code(element, value, trigger, copyButton("Copy link", () => location.href), ...note);
+    element.firstElementChild.dataset.at = value.at;
   };
 
   /* Back and Forward: the server shows what the address asks for, as it does when the page is opened. */
   window.addEventListener("popstate", () => {
-    inSight = viewOf(location.search);
-    goTo(location.search);
+    awaited = location.search;
+    goTo(awaited);
   });
 
   window.attentionParts = { copyButton, modelChoice, saveButton };
