@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
+from typing import Any
 from urllib.parse import parse_qs, parse_qsl, urlsplit
 
 import pytest
@@ -13,6 +15,7 @@ import probe
 from probe.ui import links
 from probe.ui.screen import Screen, look
 from probe.ui.state import DEFAULT_HEADS, DEFAULT_TEXT, Asked, Focus, Session
+from probe.ui.views.view import View
 
 PAIR = ("The bank of the river is muddy.", 'The "bank" took my money & left.')
 OWN = Asked(
@@ -174,3 +177,35 @@ def test_back_and_forward_go_between_views(visitor: Visitor) -> None:
         go()
         page.locator(f'#views [role=tab][data-tab-id="{view}"][aria-selected=true]').wait_for()
         page.wait_for_url(f"**view={view}**")
+
+
+@pytest.mark.own_page
+def test_back_does_not_wait_for_an_answer(visitor: Visitor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was asked before Back, and is answered after it, makes no step in the history."""
+    visitor.open()
+    page = visitor.page
+    tab = '#views [role=tab][data-tab-id="{}"]'.format
+    page.locator(tab("masks")).click()
+    page.wait_for_url("**view=masks**")
+    steps, let_go, render = views()["steps"], threading.Event(), type(views()["steps"]).render
+
+    def slow(self: View, screen: Screen) -> list[Any]:
+        let_go.wait(30)
+        return render(self, screen)
+
+    monkeypatch.setattr(type(steps), "render", slow)
+    length = page.evaluate("history.length")
+    page.locator(tab("steps")).click()
+    page.wait_for_timeout(300)
+    page.go_back()
+    page.wait_for_timeout(300)
+    let_go.set()
+    page.wait_for_url("**view=compare**")
+    visitor.settle()
+    for view, go in (("compare", page.go_forward), ("masks", page.go_back), ("compare", None)):
+        page.locator(f"{tab(view)}[aria-selected=true]").wait_for()
+        page.wait_for_url(f"**view={view}**")
+        assert page.evaluate("history.length") == length
+        if go is not None:
+            go()
+            visitor.settle()

@@ -187,7 +187,7 @@ def test_files_of_it_are_made_again(t5: str, tmp_path: Path) -> None:
         path = unpacked(tmp_path, *downloads.write(offer, suffix, Options()))
         again = probe.reproduce(path)
         assert again.holds, again.reasons
-        assert again.manifest.arguments["target"] == TARGET
+        assert TARGET in again.manifest.arguments["target"]
 
 
 def test_the_limits_of_the_view_hold_for_its_files(t5: str) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import gradio as gr
 
 from attention.examples import DRAW_A_MAP, THE_CAT_SAT_ON
+from probe.ui import widgets
 from probe.ui.figure import figure_component
 from probe.ui.offers import Offered, WorkedExample, slug
 from probe.ui.screen import Screen
@@ -83,22 +84,14 @@ class _Part:
 
 
 def _component(name: str, field: Field) -> Any:
+    shared: dict[str, Any] = {"label": field.label, "min_width": 180, "elem_id": name, "interactive": True}
     if field.range is not None:
         low, high, step = field.range
-        return gr.Slider(
-            low, high, field.value, step=step, label=field.label, buttons=[], min_width=180, elem_id=name
-        )
+        return gr.Slider(low, high, field.value, step=step, buttons=[], **shared)
     if field.choices:
-        return gr.Radio(
-            list(field.choices), value=field.value, label=field.label, min_width=180, elem_id=name
-        )
+        return gr.Radio(list(field.choices), value=field.value, **shared)
     return gr.Textbox(
-        field.value,
-        label=field.label,
-        lines=field.lines,
-        max_lines=max(field.lines, 8) if field.lines > 1 else 1,
-        min_width=180,
-        elem_id=name,
+        field.value, lines=field.lines, max_lines=max(field.lines, 8) if field.lines > 1 else 1, **shared
     )
 
 
@@ -109,70 +102,27 @@ def _problem(sentence: str) -> str:
 
 
 class Learn(View):
-    """The view: one chapter in sight, the others made when they are opened."""
+    """The view: one chapter in sight, the others made when they are opened.
+
+    The chapters are most of the page's components, and whoever opens the page waits for all that it has: so
+    they come when the view is opened for the first time.
+    """
 
     id, label = ID, "Learn"
 
     def __init__(self) -> None:
         with gr.Tab(self.label, id=self.id, elem_id=f"tab-{self.id}") as self.tab:
             gr.HTML(_LEAD, apply_default_css=False)
-            self.step = gr.Radio(
-                TITLES,
-                value=TITLES[0],
-                label="Step",
-                show_label=False,
-                container=False,
-                elem_id="learn-steps",
-                elem_classes="choice",
-            )
-            self.parts = [_Part(i, chapter) for i, chapter in enumerate(CHAPTERS)]
-            with gr.Row(elem_id="learn-turn"):
-                back = gr.Button(
-                    "Back", size="sm", scale=0, min_width=120, interactive=False, elem_id="learn-previous"
-                )
-                on = gr.Button(
-                    "Next step", variant="primary", size="sm", scale=0, min_width=120, elem_id="learn-next"
-                )
-        self._fill_first()
-        everything = [field for part in self.parts for field in part.fields]
-        shown = [self.step, *(part.column for part in self.parts)]
-        shown += [*(output for part in self.parts for output in part.outputs), back, on]
-        self.step.input(partial(self.turn, 0), [self.step, *everything], shown, **_LIGHT)
-        for button, by in ((back, -1), (on, 1)):
-            button.click(partial(self.turn, by), [self.step, *everything], shown, **_LIGHT).then(
-                None, js=_TO_THE_TOP, api_visibility="private"
-            )
-        for part in self.parts:
-            # Not input: Gradio has none for text that was pasted with the mouse.
-            gr.on([field.change for field in part.fields], part.show, part.fields, part.outputs, **_LIGHT)
-
-    def _fill_first(self) -> None:
-        """The first chapter is in sight at once, so it comes with the page."""
-        first = self.parts[0]
-        values = first.show(*(field.value for field in first.chapter.fields))
-        for output, value in zip(first.outputs, values, strict=True):
-            output.value = value
-
-    def turn(self, by: int, title: str, *values: Any) -> list[Any]:
-        """Another chapter: it is shown with what its fields hold, and the one before is put away."""
-        now = TITLES.index(title) if title in TITLES else 0
-        chosen = min(max(now + by, 0), len(CHAPTERS) - 1)
-        updates: list[Any] = [TITLES[chosen], *(gr.Column(visible=i == chosen) for i in range(len(CHAPTERS)))]
-        start = 0
-        for i, part in enumerate(self.parts):
-            end = start + len(part.fields)
-            updates += part.show(*values[start:end]) if i == chosen else [gr.skip()] * len(part.outputs)
-            start = end
-        ends = gr.Button(interactive=chosen > 0), gr.Button(interactive=chosen < len(CHAPTERS) - 1)
-        return [*updates, *ends]
+            self.opened = widgets.watched_state()
+            gr.render(triggers=[self.opened.change], show_progress="hidden", concurrency_limit=4)(_course)
 
     @property
     def outputs(self) -> list[Any]:
-        return []
+        return [self.opened]
 
     def render(self, screen: Screen) -> list[Any]:
         """Nothing here depends on the text or the models above."""
-        return []
+        return [True]
 
     def offers(self, screen: Screen) -> Iterator[Offered]:
         """The two worked examples as workbooks that compute."""
@@ -183,3 +133,53 @@ class Learn(View):
     def python(self, screen: Screen) -> str:
         """Its examples are its own, and of no model."""
         return ""
+
+
+def _course() -> None:
+    """The chapters, the first in sight."""
+    step = gr.Radio(
+        TITLES,
+        interactive=True,  # Gradio finds out by itself only for what comes with the page
+        value=TITLES[0],
+        label="Step",
+        show_label=False,
+        container=False,
+        elem_id="learn-steps",
+        elem_classes="choice",
+    )
+    parts = [_Part(i, chapter) for i, chapter in enumerate(CHAPTERS)]
+    with gr.Row(elem_id="learn-turn"):
+        back = gr.Button(
+            "Back", size="sm", scale=0, min_width=120, interactive=False, elem_id="learn-previous"
+        )
+        on = gr.Button(
+            "Next step", variant="primary", size="sm", scale=0, min_width=120, elem_id="learn-next"
+        )
+    first = parts[0]
+    values = first.show(*(field.value for field in first.chapter.fields))
+    for output, value in zip(first.outputs, values, strict=True):
+        output.value = value
+    everything = [field for part in parts for field in part.fields]
+    shown = [step, *(part.column for part in parts)]
+    shown += [*(output for part in parts for output in part.outputs), back, on]
+    step.input(partial(_turn, parts, 0), [step, *everything], shown, **_LIGHT)
+    for button, by in ((back, -1), (on, 1)):
+        button.click(partial(_turn, parts, by), [step, *everything], shown, **_LIGHT).then(
+            None, js=_TO_THE_TOP, api_visibility="private"
+        )
+    for part in parts:
+        # Not input: Gradio has none for text that was pasted with the mouse.
+        gr.on([field.change for field in part.fields], part.show, part.fields, part.outputs, **_LIGHT)
+
+
+def _turn(parts: list[_Part], by: int, title: str, *values: Any) -> list[Any]:
+    """Another chapter: it is shown with what its fields hold, and the one before is put away."""
+    now = TITLES.index(title) if title in TITLES else 0
+    chosen = min(max(now + by, 0), len(parts) - 1)
+    updates: list[Any] = [TITLES[chosen], *(gr.Column(visible=i == chosen) for i in range(len(parts)))]
+    start = 0
+    for i, part in enumerate(parts):
+        end = start + len(part.fields)
+        updates += part.show(*values[start:end]) if i == chosen else [gr.skip()] * len(part.outputs)
+        start = end
+    return [*updates, gr.Button(interactive=chosen > 0), gr.Button(interactive=chosen < len(parts) - 1)]
