@@ -7,13 +7,6 @@ later tokens. An encoder or a decoder alone has the configuration of both, which
 
 from __future__ import annotations
 
-from transformers import PretrainedConfig
+from probe.models.families.family import Family, not_said
 
-from probe.models.families.family import Family
-
-
-def causal(config: PretrainedConfig) -> bool | None:
-    return None
-
-
-FAMILY = Family(("bart", "mbart", "marian", "pegasus", "blenderbot", "blenderbot-small", "m2m_100"), causal)
+FAMILY = Family(("bart", "mbart", "marian", "pegasus", "blenderbot", "blenderbot-small", "m2m_100"), not_said)

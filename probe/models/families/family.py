@@ -59,10 +59,21 @@ def causal_as_decoder(config: Any) -> bool:
     return bool(getattr(config, "is_decoder", False))
 
 
-def positions_of_config(hf: PreTrainedModel) -> int:
+def not_said(config: Any) -> None:
+    """An encoder or a decoder alone has the configuration of both."""
+
+
+def positions_of_table(hf: Any) -> int:
+    """For positions that are learnt: how many rows their table has."""
+    positions = hf.base_model.embeddings.position_embeddings
+    # Where padding has a row (RoBERTa), positions count from the next, and those before are never used.
+    unused = 0 if positions.padding_idx is None else positions.padding_idx + 1
+    return int(positions.num_embeddings) - unused
+
+
+def positions_of_config(hf: Any) -> int:
     """For positions that are computed: how many the configuration admits."""
-    config: Any = hf.config
-    return int(config.max_position_embeddings)
+    return int(hf.config.max_position_embeddings)
 
 
 def turns_steadily(config: Any) -> bool:
@@ -74,10 +85,12 @@ def turns_steadily(config: Any) -> bool:
     )
 
 
-def turning(rotary: nn.Module, kind: str | None = None) -> Tensor:
-    """A copy of the frequencies of a network's rotary module, where it has several of one kind of layer."""
-    frequencies: Tensor = getattr(rotary, "inv_freq" if kind is None else f"{kind}_inv_freq")
-    return frequencies.detach().clone()
+def turning(hf: Any, layer: int) -> Tensor:
+    """A copy of the frequencies that a layer turns by; some networks have others for each kind of layer."""
+    rotary = hf.base_model.rotary_emb
+    kinds = getattr(hf.config, "layer_types", None)
+    frequencies: Tensor | None = getattr(rotary, f"{kinds[layer]}_inv_freq", None) if kinds else None
+    return (rotary.inv_freq if frequencies is None else frequencies).detach().clone()
 
 
 @dataclass(frozen=True)

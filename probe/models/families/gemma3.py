@@ -10,52 +10,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from transformers import PretrainedConfig, PreTrainedModel
-
-from probe.models.families.family import (
-    Family,
-    by_query_scalar,
-    causal_unless_told,
-    positions_of_config,
-    turning,
-    turns_steadily,
-    window_by_kind,
-)
-from probe.models.families.llama import site_of
-from probe.models.families.site import Norm, Site
+from probe.models.families.family import by_query_scalar, causal_unless_told
+from probe.models.families.llama import like_llama
+from probe.models.families.site import Norm
 
 
-def sites(hf: PreTrainedModel) -> tuple[Site, ...]:
-    network: Any = hf.base_model
-    config: Any = hf.config
-    return tuple(
-        site_of(
-            one.self_attn,
-            layer,
-            turning(network.rotary_emb, config.layer_types[layer]),
-            scale=by_query_scalar(config, one.self_attn.head_dim, layer),
-            query_norm=_norm(one.self_attn.q_norm),
-            key_norm=_norm(one.self_attn.k_norm),
-        )
-        for layer, one in enumerate(network.layers)
-    )
-
-
-def _norm(module: Any) -> Norm:
+def norm(module: Any) -> Norm:
     return Norm(module, module.eps, "head", one_more=True, heads_first=True)
 
 
-def causal(config: PretrainedConfig) -> bool:
+def causal(config: Any) -> bool:
     return not getattr(config, "use_bidirectional_attention", False) and causal_unless_told(config)
 
 
-FAMILY = Family(
-    ("gemma3_text",),
-    causal,
-    sites,
-    turns_steadily,
-    scale=by_query_scalar,
-    window=window_by_kind,
-    max_tokens=positions_of_config,
-    float32_inside=True,
-)
+FAMILY = like_llama(("gemma3_text",), norm=norm, scale=by_query_scalar, causal=causal)

@@ -10,31 +10,29 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
 
 from probe.errors import ProbeError
 from probe.models.families.family import Family, causal_unless_told
 from probe.models.families.site import Projection, Site
 
 
-def sites(hf: PreTrainedModel) -> tuple[Site, ...]:
-    blocks: Any = hf.base_model.h
+def sites(hf: Any) -> tuple[Site, ...]:
     if hf.config.reorder_and_upcast_attn and hf.dtype == torch.float64:
         raise ProbeError(
             "This GPT-2 is set to reorder_and_upcast_attn, which transformers computes in float32 only.",
             "float32",
         )
-    return tuple(_site(block.attn, layer, hf.config) for layer, block in enumerate(blocks))
+    return tuple(_site(block.attn, layer, hf.config) for layer, block in enumerate(hf.base_model.h))
 
 
 def _site(attention: Any, layer: int, config: Any) -> Site:
     width = attention.embed_dim
-    return Site(
-        attention=attention,
-        query=Projection(attention.c_attn, 0, width),
-        key=Projection(attention.c_attn, width, 2 * width),
-        value=Projection(attention.c_attn, 2 * width, 3 * width),
-        output=Projection(attention.c_proj, 0, width),
+    return Site.of(
+        attention,
+        [
+            *Projection.side_by_side(attention.c_attn, width, width, width),
+            Projection(attention.c_proj, 0, width),
+        ],
         num_heads=attention.num_heads,
         head_dim=attention.head_dim,
         scale=scale(config, attention.head_dim, layer),
@@ -47,9 +45,8 @@ def scale(config: Any, head_dim: int, layer: int) -> float:
     return float(by_width / (layer + 1) if config.scale_attn_by_inverse_layer_idx else by_width)
 
 
-def max_tokens(hf: PreTrainedModel) -> int:
-    positions: Any = hf.base_model.wpe
-    return int(positions.num_embeddings)
+def max_tokens(hf: Any) -> int:
+    return int(hf.base_model.wpe.num_embeddings)
 
 
 FAMILY = Family(("gpt2",), causal_unless_told, sites, scale=scale, max_tokens=max_tokens)

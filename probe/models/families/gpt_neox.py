@@ -8,9 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor
-from transformers import PreTrainedModel
-
 from probe.models.families.family import (
     Family,
     causal_unless_told,
@@ -21,27 +18,19 @@ from probe.models.families.family import (
 from probe.models.families.site import Projection, Site
 
 
-def sites(hf: PreTrainedModel) -> tuple[Site, ...]:
-    network: Any = hf.base_model
-    return tuple(_site(layer.attention, turning(network.rotary_emb)) for layer in network.layers)
+def sites(hf: Any) -> tuple[Site, ...]:
+    return tuple(_site(hf, layer, one.attention) for layer, one in enumerate(hf.base_model.layers))
 
 
-def _site(attention: Any, frequencies: Tensor) -> Site:
+def _site(hf: Any, layer: int, attention: Any) -> Site:
     width = attention.head_size
-    query, key, value = (
-        Projection(attention.query_key_value, start, start + width, every=3 * width)
-        for start in (0, width, 2 * width)
-    )
-    return Site(
-        attention=attention,
-        query=query,
-        key=key,
-        value=value,
-        output=Projection.whole(attention.dense),
+    roles = Projection.side_by_side(attention.query_key_value, width, width, width, every=3 * width)
+    return Site.of(
+        attention,
+        [*roles, attention.dense],
         num_heads=attention.config.num_attention_heads,
         head_dim=width,
-        scale=width**-0.5,
-        rotary_frequencies=frequencies,
+        rotary_frequencies=turning(hf, layer),
     )
 
 

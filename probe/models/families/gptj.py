@@ -8,30 +8,22 @@ from __future__ import annotations
 
 from typing import Any
 
-from transformers import PreTrainedModel
-
 from attention import rotary_frequencies
 from probe.models.families.family import Family, causal_unless_told, positions_of_config
-from probe.models.families.site import Projection, Site
+from probe.models.families.site import Site
 
 
-def sites(hf: PreTrainedModel) -> tuple[Site, ...]:
-    network: Any = hf.base_model
-    return tuple(_site(block.attn) for block in network.h)
+def sites(hf: Any) -> tuple[Site, ...]:
+    return tuple(_site(block.attn) for block in hf.base_model.h)
 
 
 def _site(attention: Any) -> Site:
-    frequencies = rotary_frequencies(attention.rotary_dim or attention.head_dim)
-    return Site(
-        attention=attention,
-        query=Projection.whole(attention.q_proj),
-        key=Projection.whole(attention.k_proj),
-        value=Projection.whole(attention.v_proj),
-        output=Projection.whole(attention.out_proj),
+    return Site.of(
+        attention,
+        [attention.q_proj, attention.k_proj, attention.v_proj, attention.out_proj],
         num_heads=attention.num_attention_heads,
         head_dim=attention.head_dim,
-        scale=attention.head_dim**-0.5,
-        rotary_frequencies=frequencies,
+        rotary_frequencies=rotary_frequencies(attention.rotary_dim or attention.head_dim),
         rotary_interleaved=True,
     )
 

@@ -8,9 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor
-from transformers import PreTrainedModel
-
 from probe.models.families.family import (
     Family,
     both_ways,
@@ -22,28 +19,18 @@ from probe.models.families.family import (
 from probe.models.families.site import Projection, Site
 
 
-def sites(hf: PreTrainedModel) -> tuple[Site, ...]:
-    network: Any = hf.base_model
-    config: Any = hf.config
-    return tuple(
-        _site(one.attn, layer, turning(network.rotary_emb, config.layer_types[layer]))
-        for layer, one in enumerate(network.layers)
-    )
+def sites(hf: Any) -> tuple[Site, ...]:
+    return tuple(_site(hf, layer, one.attn) for layer, one in enumerate(hf.base_model.layers))
 
 
-def _site(attention: Any, layer: int, frequencies: Tensor) -> Site:
+def _site(hf: Any, layer: int, attention: Any) -> Site:
     width = attention.Wqkv.out_features // 3
-    query, key, value = (Projection(attention.Wqkv, start, start + width) for start in (0, width, 2 * width))
-    return Site(
-        attention=attention,
-        query=query,
-        key=key,
-        value=value,
-        output=Projection.whole(attention.Wo),
+    return Site.of(
+        attention,
+        [*Projection.side_by_side(attention.Wqkv, width, width, width), attention.Wo],
         num_heads=attention.config.num_attention_heads,
         head_dim=attention.head_dim,
-        scale=attention.head_dim**-0.5,
-        rotary_frequencies=frequencies,
+        rotary_frequencies=turning(hf, layer),
         window=window(attention.config, layer),
     )
 

@@ -7,42 +7,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from transformers import PreTrainedModel
-
-from probe.models.families.family import (
-    Family,
-    causal_unless_told,
-    positions_of_config,
-    turning,
-    turns_steadily,
-)
-from probe.models.families.llama import site_of
-from probe.models.families.site import Norm, Site
+from probe.models.families.llama import like_llama
+from probe.models.families.site import Norm
 
 
-def sites(hf: PreTrainedModel) -> tuple[Site, ...]:
-    network: Any = hf.base_model
-    return tuple(
-        site_of(
-            one.self_attn,
-            layer,
-            turning(network.rotary_emb),
-            query_norm=_norm(one.self_attn.q_norm),
-            key_norm=_norm(one.self_attn.k_norm),
-        )
-        for layer, one in enumerate(network.layers)
-    )
-
-
-def _norm(module: Any) -> Norm:
+def norm(module: Any) -> Norm:
     return Norm(module, module.variance_epsilon, "all")
 
 
-FAMILY = Family(
-    ("olmo2",),
-    causal_unless_told,
-    sites,
-    turns_steadily,
-    max_tokens=positions_of_config,
-    float32_inside=True,
-)
+FAMILY = like_llama(("olmo2",), norm=norm)

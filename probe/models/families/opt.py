@@ -8,33 +8,25 @@ from __future__ import annotations
 
 from typing import Any
 
-from transformers import PreTrainedModel
-
 from probe.models.families.family import Family, causal_unless_told, unscaled
-from probe.models.families.site import Projection, Site
+from probe.models.families.site import Site
 
 
-def sites(hf: PreTrainedModel) -> tuple[Site, ...]:
-    decoder: Any = hf.base_model.decoder
-    return tuple(_site(layer.self_attn) for layer in decoder.layers)
+def sites(hf: Any) -> tuple[Site, ...]:
+    return tuple(_site(layer.self_attn) for layer in hf.base_model.decoder.layers)
 
 
 def _site(attention: Any) -> Site:
-    return Site(
-        attention=attention,
-        query=Projection.whole(attention.q_proj),
-        key=Projection.whole(attention.k_proj),
-        value=Projection.whole(attention.v_proj),
-        output=Projection.whole(attention.out_proj),
+    return Site.of(
+        attention,
+        [attention.q_proj, attention.k_proj, attention.v_proj, attention.out_proj],
         num_heads=attention.num_heads,
         head_dim=attention.head_dim,
-        scale=attention.head_dim**-0.5,
     )
 
 
-def max_tokens(hf: PreTrainedModel) -> int:
-    decoder: Any = hf.base_model.decoder
-    positions = decoder.embed_positions
+def max_tokens(hf: Any) -> int:
+    positions = hf.base_model.decoder.embed_positions
     return int(positions.num_embeddings) - int(positions.offset)
 
 

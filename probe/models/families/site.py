@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Any, Literal
 
 import torch
@@ -34,6 +36,12 @@ class Projection:
     def whole(cls, linear: nn.Linear) -> Projection:
         """All output columns of a ``Linear``."""
         return cls(linear, 0, linear.out_features)
+
+    @classmethod
+    def side_by_side(cls, module: nn.Module, *widths: int, every: int | None = None) -> list[Projection]:
+        """Columns of one map, as many as each width says, one after the other."""
+        bounds = pairwise(accumulate(widths, initial=0))
+        return [cls(module, start, stop, every) for start, stop in bounds]
 
     def weight(self) -> Tensor:
         """A copy of the weight in ``nn.Linear``'s layout: (out, in)."""
@@ -119,6 +127,21 @@ class Site:
     rotary_frequencies: Tensor | None = None
     rotary_interleaved: bool = False
     window: int | None = None
+
+    @classmethod
+    def of(
+        cls, attention: Any, maps: Iterable[Any], *, num_heads: int, head_dim: int, **otherwise: Any
+    ) -> Site:
+        """A site, scaled by the head's width if ``otherwise``, its other fields, has no scale.
+
+        ``maps`` are those of query, key, value and output: each a ``Projection``, or a ``Linear`` for the
+        whole of it.
+        """
+        query, key, value, output = (
+            one if isinstance(one, Projection) else Projection.whole(one) for one in maps
+        )
+        scale = otherwise.pop("scale", head_dim**-0.5)
+        return cls(attention, query, key, value, output, num_heads, head_dim, scale, **otherwise)
 
     @property
     def group(self) -> int:

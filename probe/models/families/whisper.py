@@ -6,13 +6,6 @@ of both, which doesn't say which it is.
 
 from __future__ import annotations
 
-from transformers import PretrainedConfig
+from probe.models.families.family import Family, not_said, unscaled
 
-from probe.models.families.family import Family, unscaled
-
-
-def causal(config: PretrainedConfig) -> bool | None:
-    return None
-
-
-FAMILY = Family(("whisper",), causal, scale=unscaled)
+FAMILY = Family(("whisper",), not_said, scale=unscaled)
