@@ -114,14 +114,18 @@ class Manifest:
             given = _from_format_3(given)
         if given.get("format") != _FORMAT:
             raise ProbeError(_unread(given))
-        missing = [field.name for field in fields(cls) if field.name not in given]
-        wrong = [name for name in given if name not in _FITS or not _FITS[name](given[name])]
-        if missing or wrong:
-            what = f"has no {missing[0]}" if missing else f"has {wrong[0]} = {given[wrong[0]]!r:.60}"
-            raise ProbeError(f"The manifest {what}: the file is damaged, export it again.")
-        values = {field.name: given[field.name] for field in fields(cls)}
-        for name in ("tokens", "only", "shown"):
-            values[name] = None if values[name] is None else tuple(values[name])
+        for name in (field.name for field in fields(cls)):
+            if name not in given:
+                raise ProbeError(f"The manifest has no {name}: the file is damaged, export it again.")
+        values = {}
+        for name, value in given.items():
+            try:
+                values[name] = _field(name, value)
+            except ValueError:
+                raise ProbeError(
+                    f"The manifest has {name} = {value!r:.60}: the file is damaged, export it again."
+                ) from None
+        values = {field.name: values[field.name] for field in fields(cls)}
         values["arguments"] = _arguments(RESULTS[values["what"]].analysis, values["arguments"])
         manifest = cls(**values)
         return replace(manifest, python=_python(manifest)) if old else manifest
@@ -210,7 +214,7 @@ def _arguments(analysis: Callable[..., Any], given: Mapping[str, Any]) -> dict[s
 
 
 def _decoded(hint: Any, value: Any) -> Any:
-    """A value of JSON as the type that a parameter says; ValueError if it is none."""
+    """A value of JSON as the type that a parameter or a field says; ValueError if it is none."""
     origin, inner = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
         for one in inner:
@@ -219,39 +223,22 @@ def _decoded(hint: Any, value: Any) -> Any:
             except ValueError:
                 continue
         raise ValueError
-    if origin is tuple and inner == (str, str):
+    if hint == tuple[str, str]:
         if not isinstance(value, dict) or set(value) != {"pair"}:
             raise ValueError
         value = value["pair"]
-    if origin is tuple and isinstance(value, list) and len(value) == len(inner):
-        return tuple(_decoded(one, item) for one, item in zip(inner, value, strict=True))
-    if origin in (list, _SEQUENCE):
-        if isinstance(value, list):
+    if origin is dict and isinstance(value, dict):
+        return {name: _decoded(inner[1], item) for name, item in value.items()}
+    if origin in (list, tuple, _SEQUENCE) and isinstance(value, list):
+        if origin is not tuple:
             return [_decoded(inner[0], item) for item in value]
-    elif origin is Literal:
-        if isinstance(value, str) and value in inner:
-            return value
-    elif hint is torch.dtype:
-        if isinstance(value, str) and value in AGREEMENT:
-            return _dtype(value)
-    elif hint is bool:
-        if isinstance(value, bool):
-            return value
-    elif hint is int:
-        if _is_count(value):
-            return value
-    elif hint is str:
-        if isinstance(value, str):
-            return value
-    elif hint is type(None) and value is None:
-        return None
+        each = inner[:1] * len(value) if inner[-1] is ... else inner
+        return tuple(_decoded(one, item) for one, item in zip(each, value, strict=True))
+    if (origin is Literal and isinstance(value, str) and value in inner) or (
+        hint in _PLAIN and _PLAIN[hint](value)
+    ):
+        return _dtype(value) if hint is torch.dtype else value
     raise ValueError
-
-
-_SEQUENCE = get_origin(Sequence[int])
-
-
-# ---- what each field must be, and what a file says beside the fields of the manifest
 
 
 def _is_number(value: Any) -> bool:
@@ -260,56 +247,30 @@ def _is_number(value: Any) -> bool:
     return number and -sys.float_info.max <= value <= sys.float_info.max
 
 
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31
-
-
-def _is_place(value: Any) -> bool:
-    return (
-        isinstance(value, list)
-        and len(value) == 3
-        and isinstance(value[0], str)
-        and all(map(_is_count, value[1:]))
-    )
-
-
-def _is_str(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-def _is_words(value: Any) -> bool:
-    return isinstance(value, list) and all(map(_is_str, value))
-
-
-def _or_none(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    return lambda value: value is None or fits(value)
-
-
-_FITS: dict[str, Callable[[Any], bool]] = {
-    "format": lambda value: value == _FORMAT,
-    "what": lambda value: isinstance(value, str) and value in RESULTS,
-    "arguments": lambda value: isinstance(value, dict),
-    "only": _or_none(_is_place),
-    "model": _is_str,
-    "source": _is_str,
-    "revision": _or_none(_is_str),
-    "sha256": _or_none(_is_str),
-    "tokenizer": _is_str,
-    "tokens": _or_none(lambda value: bool(value) and _is_words(value)),
-    "mask": _or_none(_is_str),
-    "dtype": lambda value: isinstance(value, str) and value in AGREEMENT,
-    "device": _is_str,
-    "backend": _is_str,
-    "versions": lambda value: isinstance(value, dict) and all(map(_is_str, value.values())),
-    "shown": _is_words,
-    "max_abs_error": _or_none(_is_number),
-    "tolerance": _or_none(_is_number),
-    "passed": _or_none(lambda value: isinstance(value, bool)),
-    "agreement": _is_number,
-    "python": _is_str,
-    "picture": _or_none(_is_str),
-    "digest": _or_none(_is_str),
+_SEQUENCE = get_origin(Sequence[int])
+_PLAIN: dict[Any, Callable[[Any], bool]] = {
+    Any: lambda value: True,
+    bool: lambda value: isinstance(value, bool),
+    int: lambda value: isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31,
+    float: _is_number,
+    str: lambda value: isinstance(value, str),
+    torch.dtype: lambda value: isinstance(value, str) and value in AGREEMENT,
+    type(None): lambda value: value is None,
 }
+# What a file may say beside the fields of the manifest.
+_MORE = {"format": Any, "picture": str | None, "digest": str | None}
+_ONE_OF: dict[str, Mapping[str, Any]] = {"what": RESULTS, "dtype": AGREEMENT}
+
+
+def _field(name: str, value: Any) -> Any:
+    """A field of a manifest from one of a file; ValueError if it can't be that."""
+    hints = get_type_hints(Manifest) | _MORE
+    if name not in hints:
+        raise ValueError
+    field = _decoded(hints[name], value)
+    if field not in _ONE_OF.get(name, [field]) or (name == "tokens" and field == ()):
+        raise ValueError
+    return field
 
 
 # ---- from a result, and to one
@@ -327,17 +288,10 @@ def manifest_of(result: Result, model: Model, shown: Sequence[str] = ()) -> Mani
         what=result.result_name,
         arguments=result.arguments,
         only=getattr(result, "place", None),
-        model=origin.model,
-        source=origin.source,
-        revision=origin.revision,
-        sha256=origin.sha256,
+        **asdict(origin),
         tokenizer=f"{type(model.tokenizer).__name__}, {len(model.tokenizer)} entries",
         tokens=result.all_tokens,
         mask=("causal" if model.causal else "bidirectional") if known else None,
-        dtype=origin.dtype,
-        device=origin.device,
-        backend=origin.backend,
-        versions=dict(origin.versions),
         shown=tuple(shown),
         max_abs_error=None,
         tolerance=None,
