@@ -13,6 +13,7 @@ from typing import Any
 
 from probe.analyses.result import Result
 from probe.display.data import Numbers, Sheet
+from probe.display.page import page_html, page_numbers
 from probe.errors import ProbeError
 from probe.files.formats import arrays, pages, pictures, tables, workbooks
 
@@ -25,9 +26,10 @@ class Format:
     ----------
     face : what of a result it shows, which a kind of result must have: a "table", a "_sheet", "map_sets" or
         a "workbook"; all have blocks of numbers and a table.
-    pack : from what is shown, the result, the manifest's fields and the numbers to the file's content.
     unpack : from a file's content, and that of the file beside it, to {"manifest": fields, "numbers": blocks,
         "picture": what is shown}; the last in pictures and pages alone.
+    pack : from what is shown, the result, the manifest's fields and the numbers to the file's content; by
+        default it is what is shown alone.
     numbers : the numbers of a result that a file holds.
     body : what of it is there for people: a picture, a table.
     draw : likewise from a sheet, for pictures.
@@ -41,8 +43,8 @@ class Format:
     """
 
     face: str
-    pack: Callable[[bytes, Any, Mapping[str, Any], Numbers], bytes]
     unpack: Callable[[bytes, bytes], dict[str, Any]]
+    pack: Callable[[bytes, Any, Mapping[str, Any], Numbers], bytes] = lambda body, *_: body
     numbers: Callable[[Any], Numbers] = lambda result: result.blocks()
     body: Callable[[Any], bytes] = lambda result: b""
     draw: Callable[[Sheet], bytes] | None = None
@@ -84,40 +86,39 @@ class Format:
         return dict(fields), numbers, found.get("picture")
 
 
-def _picture(suffix: str, pack: Any, unpack: Any, **more: Any) -> Format:
+def _picture(suffix: str, unpack: Any, **more: Any) -> Format:
     drawn = pictures.drawer(suffix)
-    return Format("_sheet", pack, unpack, draw=drawn, one_head=True, picture=True, **more)
+    return Format("_sheet", unpack, draw=drawn, one_head=True, picture=True, **more)
 
 
 FORMATS: dict[str, Format] = {
     "csv": Format(
         "table",
-        tables.pack_csv,
         tables.unpack_csv,
-        tables.csv_numbers,
-        tables.csv_body,
+        numbers=tables.csv_numbers,
+        body=tables.csv_body,
         one_head=True,
         beside=lambda fields, numbers: arrays.encoded({"manifest": fields}),
         editable=True,
     ),
     "parquet": Format(
-        "table", tables.pack_parquet, tables.unpack_parquet, tables.parquet_numbers, needs="pyarrow"
+        "table", tables.unpack_parquet, tables.pack_parquet, tables.parquet_numbers, needs="pyarrow"
     ),
-    "json": Format("blocks", arrays.pack_json, arrays.unpack_json),
-    "npz": Format("blocks", arrays.pack_npz, arrays.unpack_npz),
+    "json": Format("blocks", arrays.unpack_json, arrays.pack_json),
+    "npz": Format("blocks", arrays.unpack_npz, arrays.pack_npz),
     "html": Format(
         "map_sets",
-        pages.pack,
         pages.unpack,
-        pages.numbers,
-        pages.body,
+        pages.pack,
+        page_numbers,
+        page_html,
         picture=True,
         rounded=pages.ROUNDED,
     ),
-    "xlsx": Format("workbook", workbooks.pack, workbooks.unpack, workbooks.numbers, editable=True),
-    "png": _picture("png", pictures.pack_png, pictures.unpack_png, shown=pictures.png_shown),
-    "svg": _picture("svg", pictures.pack_svg, pictures.unpack_svg),
-    "pdf": _picture("pdf", pictures.pack_pdf, pictures.unpack_pdf, beside=arrays.packed),
+    "xlsx": Format("workbook", workbooks.unpack, workbooks.pack, workbooks.numbers, editable=True),
+    "png": _picture("png", pictures.unpack_png, pack=pictures.pack_png, shown=pictures.png_shown),
+    "svg": _picture("svg", pictures.unpack_svg, pack=pictures.pack_svg),
+    "pdf": _picture("pdf", pictures.unpack_pdf, beside=arrays.packed),
 }
 
 

@@ -74,9 +74,5 @@ def unpack_svg(content: bytes, beside: bytes) -> dict[str, Any]:
     return unpacked(text.encode(), content[:start] + content[end + len(_SVG_END) :])
 
 
-def pack_pdf(body: bytes, result: Result, fields: Mapping[str, Any], numbers: Numbers) -> bytes:
-    return body
-
-
 def unpack_pdf(content: bytes, beside: bytes) -> dict[str, Any]:
     return unpacked(beside, content)

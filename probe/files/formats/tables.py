@@ -29,10 +29,6 @@ def csv_numbers(result: Result) -> Numbers:
     return _csv_columns(csv_body(result))
 
 
-def pack_csv(body: bytes, result: Result, fields: Mapping[str, Any], numbers: Numbers) -> bytes:
-    return body
-
-
 def unpack_csv(content: bytes, beside: bytes) -> dict[str, Any]:
     return {"manifest": decoded(beside)["manifest"], "numbers": _csv_columns(content)}
 
