@@ -190,16 +190,8 @@ def encode_tensors(
     """Names for the ``count`` positions that a network makes of tensors, and for its target's tokens."""
     name = model.hf.main_input_name
     tokens = _positions(model, inputs[name], count)
-    source = Encoding(
-        text=f"{name} {tuple(inputs[name].shape)}",
-        ids=(0,) * count,
-        tokens=tokens,
-        spans=None,
-        special=tuple(token.startswith("[") for token in tokens),
-        words=None,
-        segments=(0,) * count,
-        segment_ids_used=False,
-    )
+    special = [token.startswith("[") for token in tokens]
+    source = _without_text(f"{name} {tuple(inputs[name].shape)}", [0] * count, tokens, special)
     target = _target_of_ids(model, inputs["decoder_input_ids"][0].tolist()) if model.has_target else None
     return source, target
 
@@ -226,8 +218,13 @@ def _target_of_ids(model: Model, ids: list[int]) -> Encoding:
     else:
         tokens = [visible(tokenizer.decode([index])) for index in ids]
         special = [index in tokenizer.all_special_ids for index in ids]
+    return _without_text(" ".join(tokens), ids, tokens, special)
+
+
+def _without_text(text: str, ids: list[int], tokens: Sequence[str], special: list[bool]) -> Encoding:
+    """Positions that cover no part of a text; ``text`` is what is said of them."""
     return Encoding(
-        text=" ".join(tokens),
+        text=text,
         ids=tuple(ids),
         tokens=tuple(tokens),
         spans=None,

@@ -130,25 +130,16 @@ class _Listener:
 
     def attach(self) -> Iterator[torch.utils.hooks.RemovableHandle]:
         site = self.site
-        yield site.attention.register_forward_pre_hook(self._attention_input, with_kwargs=True)
-        yield site.attention.register_forward_hook(self._attention_output)
-        for module in {site.source(role) for role in ROLES}:
-            yield module.register_forward_hook(self._projection_output)
-        yield site.output.module.register_forward_hook(self._merged)
+        yield site.attention.register_forward_pre_hook(self._called, with_kwargs=True)
+        for module in {site.attention, site.output.module, *(site.source(role) for role in ROLES)}:
+            yield module.register_forward_hook(self._returned)
 
-    def _attention_input(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _called(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.calls.append({"input": args[0] if args else kwargs["hidden_states"]})
 
-    def _attention_output(self, module: nn.Module, args: Any, output: Any) -> None:
-        self.calls[-1]["weights"] = output[1]
-
-    def _projection_output(self, module: nn.Module, args: Any, output: Tensor) -> None:
+    def _returned(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         if self.calls:
-            self.calls[-1][module] = output
-
-    def _merged(self, module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
-        if self.calls:
-            self.calls[-1]["context"], self.calls[-1]["output"] = args[0], output
+            self.calls[-1][module] = args, output
 
     def record(self, layer: int) -> LayerRecord:
         """What the next call was that has not been recorded yet."""
@@ -156,13 +147,14 @@ class _Listener:
         try:
             seen = self.calls[self.recorded]
             self.recorded += 1
-            query, key, value = (site.heads(role, seen[site.source(role)]) for role in ROLES)
-            named = {name: seen[name] for name in ("input", "weights", "context", "output")}
+            query, key, value = (site.heads(role, seen[site.source(role)][1]) for role in ROLES)
+            weights = seen[site.attention][1][1]
+            (context, *_), output = seen[site.output.module]
         except (IndexError, KeyError):
-            named = {"weights": None}
-        if named["weights"] is None:
+            weights = None
+        if weights is None:
             raise ProbeError(
                 f"Layer {layer} of the model ran without showing its attention: it has been altered "
                 "(other modules put in place of its own, say). Load it again with probe.load."
             )
-        return LayerRecord(query=query, key=key, value=value, **named)
+        return LayerRecord(seen["input"], query, key, value, weights, context, output)

@@ -7,9 +7,10 @@ byte-level ones cut an accent off its letter.
 
 from __future__ import annotations
 
+import json
 import unicodedata
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import Any, Protocol
 
@@ -114,15 +115,8 @@ class Words:
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain numbers, strings and lists."""
-        return {
-            "labels": list(self.labels),
-            "index": list(self.index),
-            "pieces": [list(piece) for piece in self.pieces],
-            "spans": None if self.spans is None else [list(span) for span in self.spans],
-            "special": list(self.special),
-            "num_tokens": self.num_tokens,
-            "notice": self.notice,
-        }
+        plain: dict[str, Any] = json.loads(json.dumps(asdict(self)))
+        return plain
 
     def _check(self, values: Tensor, size: tuple[int, ...]) -> None:
         if tuple(values.shape[-len(size) :]) != size:
