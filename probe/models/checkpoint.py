@@ -9,15 +9,13 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import struct
-import threading
 from collections.abc import Iterator, Mapping
-from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.activations import ACT2FN
 
@@ -217,23 +215,15 @@ def check_dtypes(hf: PreTrainedModel, folder: Path) -> None:
     names = {name for name, _ in hf.named_parameters()}
     prefix = f"{hf.base_model_prefix}."
     for path in weight_files(folder):
-        for key, entry in _header(path).items():
-            stored = entry.get("dtype")
+        with safe_open(path, framework="pt") as file:
+            dtypes = {key: file.get_slice(key).get_dtype() for key in file.offset_keys()}
+        for key, stored in dtypes.items():
             if stored not in _FLOATS and {key, prefix + key, key.removeprefix(prefix)} & names:
                 raise ProbeError(
                     f"{path} holds {key} as {stored}, a quantised or whole-number dtype, whose numbers are "
                     "not the model's weights. Give the checkpoint in float32, float16 or bfloat16 that it "
                     "was made from."
                 )
-
-
-def _header(path: Path) -> dict[str, Any]:
-    """Names, dtypes and shapes of a safetensors file: 8 bytes of length, little-endian, then JSON."""
-    with path.open("rb") as file:
-        (length,) = struct.unpack("<Q", file.read(8))
-        header: dict[str, Any] = json.loads(file.read(length))
-    header.pop("__metadata__", None)
-    return header
 
 
 def value_warnings(hf: PreTrainedModel, name: str) -> Iterator[str]:
@@ -280,20 +270,6 @@ def check_unchanged(folder: Path, before: Files) -> None:
             f"{folder / wrong[0]} was changed while the model was loaded, which may have become a mixture of "
             "two: load it again when nobody writes there."
         )
-
-
-def hashing(folder: Path) -> Future[str]:
-    """``sha256``, computed in the background: what reads the files meanwhile doesn't have to wait."""
-    digest: Future[str] = Future()
-
-    def work() -> None:
-        try:
-            digest.set_result(sha256(folder))
-        except Exception as error:
-            digest.set_exception(error)
-
-    threading.Thread(target=work, daemon=True).start()
-    return digest
 
 
 def sha256(folder: Path) -> str:

@@ -8,21 +8,17 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
 
 import huggingface_hub
 from huggingface_hub import constants
-from huggingface_hub.errors import (
-    GatedRepoError,
-    LocalEntryNotFoundError,
-    RepositoryNotFoundError,
-)
+from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
 from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]
 
 from probe.errors import ProbeError
+from probe.models.background import in_background
 
 # Seconds until a Hub that doesn't answer is given up, and until a download is.
 ANSWER_SECONDS = 6.0
@@ -33,10 +29,6 @@ _END_SECONDS = 3.0
 # Everything at the top level but weights.
 _FILES = (".json", ".txt", ".model")
 
-_YES = {"1", "ON", "YES", "TRUE"}
-
-Result = TypeVar("Result")
-
 
 def cached_snapshot(repo_id: str) -> Path | None:
     """The folder of a model in the Hub cache, or None; never goes to the network."""
@@ -46,11 +38,6 @@ def cached_snapshot(repo_id: str) -> Path | None:
         return None
     path = Path(folder)
     return path if (path / "config.json").is_file() else None
-
-
-def revision_of(snapshot: Path) -> str:
-    """The commit a snapshot folder is of: the cache names the folder by it."""
-    return snapshot.name
 
 
 def arrived(repo_id: str) -> int:
@@ -78,7 +65,10 @@ def download(repo_id: str, stop: threading.Event | None = None) -> Path:
         ``DOWNLOAD_SECONDS``, or was stopped.
     """
     # huggingface_hub reads the variable once, when it is imported.
-    if constants.HF_HUB_OFFLINE or os.environ.get("HF_HUB_OFFLINE", "").upper() in _YES:
+    if (
+        constants.HF_HUB_OFFLINE
+        or os.environ.get("HF_HUB_OFFLINE", "").upper() in constants.ENV_VARS_TRUE_VALUES
+    ):
         raise ProbeError(
             f'"{repo_id}" is not in the Hub cache, or not all of it, and HF_HUB_OFFLINE is set: unset it to '
             'download, or use the bundled "bert" and "gpt2".'
@@ -88,9 +78,9 @@ def download(repo_id: str, stop: threading.Event | None = None) -> Path:
         'network, give a local folder, or use the bundled "bert" and "gpt2".'
     )
     try:
-        info = _within(
-            ANSWER_SECONDS, lambda: huggingface_hub.HfApi().model_info(repo_id, timeout=ANSWER_SECONDS)
-        )
+        # The library's own limit doesn't cover a silent server that accepts.
+        asking = in_background(lambda: huggingface_hub.HfApi().model_info(repo_id, timeout=ANSWER_SECONDS))
+        info = asking.result(ANSWER_SECONDS)
     except GatedRepoError:
         raise ProbeError(
             f'"{repo_id}" is gated: accept its terms on its page on the Hub, then log in with '
@@ -194,28 +184,3 @@ def _ended(process: subprocess.Popen[bytes]) -> bool:
         process.wait()
         return False
     return True
-
-
-class _GivenUp(Exception):
-    """It took too long."""
-
-
-def _within(seconds: float, call: Callable[[], Result]) -> Result:
-    """``call()``, or ``_GivenUp``; the libraries' own limits don't cover a silent server that accepts."""
-    outcome: dict[str, Any] = {}
-
-    def work() -> None:
-        try:
-            outcome["result"] = call()
-        except BaseException as error:
-            outcome["error"] = error
-
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    if thread.is_alive():
-        raise _GivenUp
-    if "error" in outcome:
-        raise outcome["error"]
-    result: Result = outcome["result"]
-    return result

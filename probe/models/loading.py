@@ -21,6 +21,7 @@ from transformers.utils import logging
 
 from probe.errors import ProbeError
 from probe.models import backend, checkpoint
+from probe.models.background import in_background
 from probe.models.computing import memory_explained
 from probe.models.families import Family, Site, find_family, supported_types
 from probe.models.names import Found, Identity, find
@@ -374,7 +375,7 @@ def _read(
     network_class = _network_class(config, config_file)
     checkpoint.check_config(config, network_class, config_file)
     backend.check_kind(network_class, config)
-    digest = checkpoint.hashing(folder)
+    digest = in_background(lambda: checkpoint.sha256(folder))
     if tokenizer is None and getattr(network_class, "main_input_name", "input_ids") == "input_ids":
         tokenizer = _tokenizer(folder, local)
     if found.name == "all-MiniLM-L6-v2" and digest.result() != _MINILM_SHA256:

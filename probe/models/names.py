@@ -118,7 +118,8 @@ def _find_here(name: str) -> Found | None:
 
 
 def _snapshot(name: str, source: str, folder: Path) -> Found:
-    return _found(name, source, folder, hub.revision_of(folder))
+    # The cache names the folder of a snapshot by its commit.
+    return _found(name, source, folder, revision=folder.name)
 
 
 def _found(name: str, source: str, folder: Path, revision: str | None = None) -> Found:
