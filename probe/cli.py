@@ -63,11 +63,6 @@ def _kinds() -> dict[str, Any]:
     return {name.replace(" ", "-"): kind for name, kind in RESULTS.items()}
 
 
-def _names() -> list[str]:
-    """What ``export --what`` takes."""
-    return list(_kinds())
-
-
 ModelName = Annotated[
     str,
     typer.Argument(
@@ -247,7 +242,7 @@ def export(
         typer.Option(
             "--what",
             metavar="RESULT",
-            help=f"{', '.join(_names())}; by default trace for .xlsx, else run.",
+            help=f"{', '.join(_kinds())}; by default trace for .xlsx, else run.",
         ),
     ] = None,
     layer: Annotated[int | None, typer.Option(help="Layer, counted from 0; default: all, or 0.")] = None,
@@ -302,8 +297,8 @@ def export(
     loaded, given = _load(model, device, dtype), _with(text, pair)
     if has_kind and kind is None and loaded.has_target:
         kind = "cross"
-    if what not in _names():
-        raise typer.BadParameter(f"--what is one of {', '.join(_names())}, not {what}.")
+    if what not in _kinds():
+        raise typer.BadParameter(f"--what is one of {', '.join(_kinds())}, not {what}.")
     analysis = _kinds()[what].analysis
     place = layer or 0, head or 0
     chosen: Any = None if layer is None else [layer if head is None else (layer, head)]

@@ -143,15 +143,7 @@ def reproduce(path: str | os.PathLike[str], *, model: Model | str | None = None)
     if not format.editable and recorded != digest(fields, stored):
         reasons.append("The file was changed after it was written: its contents don't have their digest.")
     return Reproduction(
-        path,
-        not reasons,
-        not wrong,
-        worst,
-        tolerance,
-        float32,
-        tuple(reasons),
-        tuple(notes),
-        manifest,
+        path, not reasons, not wrong, worst, tolerance, float32, tuple(reasons), tuple(notes), manifest
     )
 
 

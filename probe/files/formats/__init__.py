@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from probe.analyses.result import Result
@@ -87,8 +88,8 @@ class Format:
 
 
 def _picture(suffix: str, unpack: Any, **more: Any) -> Format:
-    drawn = pictures.drawer(suffix)
-    return Format("_sheet", unpack, draw=drawn, one_head=True, picture=True, **more)
+    draw = partial(pictures.draw, suffix)
+    return Format("_sheet", unpack, draw=draw, one_head=True, picture=True, **more)
 
 
 FORMATS: dict[str, Format] = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 from xml.sax.saxutils import escape, unescape
 
@@ -20,15 +20,11 @@ _FORMAT_3 = b"iTXt" + _KEYWORD.encode() + b"\0\1\0\0\0"
 _SVG_START, _SVG_END = f'<metadata id="{_KEYWORD}">'.encode(), b"</metadata>\n"
 
 
-def drawer(suffix: str) -> Callable[[Sheet], bytes]:
-    """A function that draws a sheet in a format."""
+def draw(suffix: str, sheet: Sheet) -> bytes:
+    """A sheet, drawn in a format; what draws is imported when it is needed."""
+    from probe.display import picture
 
-    def draw(sheet: Sheet) -> bytes:
-        from probe.display import picture
-
-        return picture.figure_bytes(picture.draw(sheet), suffix)
-
-    return draw
+    return picture.figure_bytes(picture.draw(sheet), suffix)
 
 
 def pack_png(body: bytes, result: Result, fields: Mapping[str, Any], numbers: Numbers) -> bytes:
