@@ -15,7 +15,7 @@ import copy
 import inspect
 import math
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -218,17 +218,12 @@ def running(hf: Any, inputs: Mapping[str, Any]) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(computing(hf.device, tuple(inputs[hf.main_input_name].shape)))
         stack.enter_context(LOCK)
-        training = [module for module in hf.modules() if module.training]
-        if training:
-            hf.eval()
-            stack.callback(_train, training)
+        for module in hf.modules():
+            if module.training:
+                stack.callback(setattr, module, "training", True)
+        hf.eval()
         stack.enter_context(torch.compiler.set_stance("force_eager"))
         yield
-
-
-def _train(modules: Collection[nn.Module]) -> None:
-    for module in modules:
-        module.training = True
 
 
 @contextmanager

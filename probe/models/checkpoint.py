@@ -216,7 +216,7 @@ def check_dtypes(hf: PreTrainedModel, folder: Path) -> None:
     prefix = f"{hf.base_model_prefix}."
     for path in weight_files(folder):
         with safe_open(path, framework="pt") as file:
-            dtypes = {key: file.get_slice(key).get_dtype() for key in file.offset_keys()}
+            dtypes = {key: file.get_slice(key).get_dtype() for key in file.keys()}  # noqa: SIM118
         for key, stored in dtypes.items():
             if stored not in _FLOATS and {key, prefix + key, key.removeprefix(prefix)} & names:
                 raise ProbeError(

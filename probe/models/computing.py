@@ -49,15 +49,10 @@ def memory_explained(device: torch.device, what: str) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, MemoryError) as error:
-        if not _is_full(error):
+        # CUDA has a class for it, the CPU and MPS only words.
+        full = isinstance(error, torch.OutOfMemoryError | MemoryError)
+        if not full and not any(words in str(error) for words in ("DefaultCPUAllocator", "out of memory")):
             raise
         raise ProbeError(
             f"The memory of {device} does not suffice for {what}.", None if device.type == "cpu" else "cpu"
         ) from None
-
-
-def _is_full(error: RuntimeError | MemoryError) -> bool:
-    """Whether an error says that memory is full: CUDA has a class for it, the CPU and MPS only words."""
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(
-        words in str(error) for words in ("DefaultCPUAllocator", "out of memory")
-    )
