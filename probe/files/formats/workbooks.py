@@ -16,6 +16,7 @@ from torch import Tensor
 
 from attention import scaled_dot_product_attention
 from probe.display.data import Numbers, array, text_block
+from probe.display.workbook import workbook_bytes
 from probe.errors import ProbeError
 from probe.files.formats.arrays import check_unpacked, decoded
 from probe.models.families import ROLES
@@ -36,8 +37,6 @@ _EXPONENT = re.compile(r"(E[+-]?)0*(\d)")
 
 def pack(body: bytes, result: Any, fields: Mapping[str, Any], numbers: Numbers) -> bytes:
     """The workbook with the manifest on its first sheet, in as many cells as it needs."""
-    from probe.display.workbook import workbook_bytes
-
     text = json.dumps(fields)
     cells = [text[start : start + _CELL_CHARACTERS] for start in range(0, len(text), _CELL_CHARACTERS)]
     rows = tuple((f"manifest {index + 1} of {len(cells)}", cell) for index, cell in enumerate(cells))
@@ -51,8 +50,6 @@ def numbers(result: Any) -> Numbers:
     Where the mask forbids it is minus infinity. All formulas and titles, and how many digits cells show, are
     those of a workbook made anew; colours, widths, comments and pictures are looked at nowhere.
     """
-    from probe.display.workbook import workbook_bytes
-
     of: HeadNumbers = result.workbook()
     assert of.inputs is not None and of.model_weights is not None
     blocks: dict[str, Tensor] = {"inputs": of.inputs}
