@@ -212,6 +212,12 @@ class Ranking(Result, what="ranking"):
         """The head that matters most, in one line."""
         return f"All heads of {self.model_name}, each changed alone. The first: {self.ablations[0].summary}"
 
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        whose = f"{self.model_name} with some heads changed"
+        problem = nonfinite(whose, [one.effect for one in self.ablations])
+        return (problem,) if problem else ()
+
     def _rows(self, ablations: Sequence[Ablation]) -> Table:
         columns: dict[str, list[Cell]] = {
             "layer": [one.heads[0][0] for one in ablations],

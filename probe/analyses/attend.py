@@ -123,15 +123,16 @@ class Run(Result, what="run"):
     def summary(self) -> str:
         """The run in one line."""
         whose = f"{self.model_name} ({self.source})"
+        problem = nonfinite(self.model_name, self.maps.values())
         if self.holds_many:
-            return f"{whose}, {len(self.tokens)} tokens: {len(self.maps)} maps, {self._kept()}."
+            line = f"{whose}, {len(self.tokens)} tokens: {len(self.maps)} maps, {self._kept()}."
+            return f"{line} {problem}" if problem else line
         ((kind, layer, head),) = self.maps
         of = f"{kind} attention, " if len(self.heads) > 1 else ""
         # The share of a model's sinks stands in no column.
         weights = self.maps[kind, layer, head]
         has_sinks = bool((weights.float().sum(-1) < 0.99).any())
         sums = "what a row lacks to 1 is its sink's" if has_sinks else "each row sums to 1"
-        problem = nonfinite(self.model_name, [weights])
         return f"{whose}, {of}layer {layer}, head {head}; {problem or sums}"
 
     def blocks(self) -> Numbers:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import warnings
+from dataclasses import replace
 
 import pytest
 import torch
@@ -44,6 +45,9 @@ def test_what_is_not_finite_is_last() -> None:
 def test_in_words(broken: Model, gpt2: Model) -> None:
     run = probe.attend(broken, TEXT)
     shown = {
+        "all maps": str(run),
+        "all maps, in one line": repr(run),
+        "all maps in a notebook": run._repr_html_(),
         "a map": str(run.only(2, 0)),
         "masks": str(probe.compare_masks(broken, TEXT, 2, 0)),
         "masks in every layer": str(probe.compare_masks(broken, TEXT, 2, 0, whole_model=True)),
@@ -61,6 +65,7 @@ def test_in_words(broken: Model, gpt2: Model) -> None:
         assert "nan%" not in text and "sums to 1" not in text, what
     # Of what is sound the same is said as ever.
     assert "each row sums to 1" in str(run.only(1, 0))
+    assert "not finite" not in str(probe.attend(broken, TEXT, [0, 1]))
     sound = probe.measure_heads(gpt2, TEXT)
     assert sound.notice is None and "not finite" not in str(sound)
     assert "% of the weight moves" in probe.compare_masks(broken, TEXT, 1, 0).summary
@@ -80,3 +85,28 @@ def test_a_broken_output_projection(gpt2: Model) -> None:
     assert "not finite (NaN or infinity)" in report.verdict
 
     assert "not finite" not in probe.verify(gpt2, TEXT).verdict
+
+
+def test_broken_values_of_the_last_layer(gpt2: Model) -> None:
+    """Every weight is sound then, but the values and contexts of one head are NaN, and so are the bounds."""
+    network = copy.deepcopy(gpt2.hf)
+    width = network.config.n_embd
+    with torch.no_grad():
+        network.transformer.h[5].attn.c_attn.weight[0, 2 * width + 2 * (width // 6)] = torch.nan
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = probe.load(network, tokenizer=gpt2.tokenizer)
+    report = probe.verify(model, TEXT)
+    assert {head.layer for head in report.heads if not head.passed} == {5}
+    assert all(math.isfinite(head.max_abs_error) for head in report.heads)
+    assert report.verdict.count("not finite (NaN or infinity)") == 1
+
+
+def test_a_ranking_with_an_effect_that_is_no_number(gpt2: Model) -> None:
+    ranking = probe.rank_heads(gpt2, "The cat")
+    assert ranking.remarks == ()
+    last = ranking.ablations[-1]
+    broken = replace(last, changes=(replace(last.changes[0], divergence=math.nan),))
+    ranking = replace(ranking, ablations=(*ranking.ablations[:-1], broken))
+    for face in (str(ranking), ranking.told(1), ranking._repr_html_()):
+        assert "with some heads changed computes numbers here that are not finite" in face

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -308,23 +309,23 @@ class Report(Result, what="report"):
                 f"tolerance {worst.tolerance:.1e}."
             )
         named = ", ".join(self._failed_layers())
+        # What a head's values are off by shows in no weight, and a sound weight may be the worst one.
+        off = [(one.worst.model, one.query_error, one.key_error, one.value_error) for one in failed]
+        outputs = [one.output_error for one in self.layers]
+        sentence = nonfinite(self.model, (*chain(*off), *outputs))
+        problem = f" {sentence}" if sentence else ""
         if not failed:
             output = max((layer for layer in self.layers if not layer.passed), key=_severity)
             return (
                 f"All {len(self.heads)} heads of {self.model} agree, but the attention's output does "
                 f"NOT, in {named}: largest difference {output.output_error:.1e} ({output.place}), "
                 f"tolerance {output.tolerance:.1e}."
-            ) + self._problem(output.output_error)
+            ) + problem
         what = ", ".join(dict.fromkeys(name for head in failed for name in head.failed))
         return (
             f"{len(failed)} of {len(self.heads)} heads of {self.model} do NOT agree, in {named}: {where}, "
             f"tolerance {worst.tolerance:.1e}. Not within bounds: {what}."
-        ) + self._problem(worst.worst.model)
-
-    def _problem(self, number: float) -> str:
-        """A sentence more where the model's own number isn't one."""
-        problem = nonfinite(self.model, [number])
-        return f" {problem}" if problem else ""
+        ) + problem
 
     def _failed_layers(self) -> list[str]:
         """For each kind of attention the layers that have failed: "layers 0, 2"."""
