@@ -330,19 +330,15 @@ def trace_text(trace: Trace, rows: int | None = None) -> str:
         )
     )
     named = list(enumerate(trace.tokens))
-    row = f"query {trace.query} {trace.tokens[trace.query]}"
     parts = [
-        f"{trace.model_name} ({trace.source}), layer {trace.layer}, head {trace.head}, {row}"
-        + "".join(f"\n{line}" for line in (trace.problem, trace.truncated) if line),
+        "\n".join([trace.summary, *trace.remarks, *trace.cuts]),
         f"Input at this position:\n{_vector(trace.input)}",
         *_query_and_keys(trace),
         f"Dot product = query vector . key vector.  Scaled = dot product x {digits(trace.scale)}.  "
         "Masked = -inf for keys the mask forbids.\n"
-        f"The mask lets this query see {trace.mask}.\n"
         f"Exponential = exp(masked - {digits(trace.maximum)}), the largest.  Their sum is "
         f"{digits(trace.exponential_sum)}.  Weight = exponential / sum.",
         rendered(keys if rows is None else keys.head(rows)).rstrip(),
-        f"Largest difference from the model's own weights: {trace.max_abs_error:.1e}",
         f"Value vectors{trace.shared}:\n"
         + "\n".join(f"{i} {token}:\n{_vector(trace.values[i])}" for i, token in named),
         f"Context vector = sum of weight x value vector:\n{_vector(trace.context)}",

@@ -147,6 +147,14 @@ def test_the_html_says_what_the_text_says_first(shown: dict[str, Result], what: 
     assert shown[what].summary in unescape(shown[what]._repr_html_())
 
 
+@every_kind
+def test_every_remark_is_said_once_in_the_text_and_in_the_html(shown: dict[str, Result], what: str) -> None:
+    result = shown[what]
+    faces = str(result), result.told(1), unescape(result._repr_html_())
+    for sentence in (result.summary, *result.remarks):
+        assert [face.count(sentence) for face in faces] == [1, 1, 1]
+
+
 # ---- what was cut
 
 
@@ -239,14 +247,11 @@ def test_json_is_strict_where_weights_are_no_numbers(broken: Model, what: str) -
     assert len(result.to_frame()) == len(result.table())
 
 
-# Of many heads a run shows small pictures and no number.
-SOUND = [what for what in ASKED if what not in REFUSE and what != "run"]
-
-
-@pytest.mark.parametrize("what", SOUND)
+@pytest.mark.parametrize("what", [what for what in ASKED if what not in REFUSE])
 def test_the_text_says_that_numbers_are_none(broken: Model, what: str) -> None:
     result = ask_of_first_head(what, broken)
-    assert "not finite (NaN or infinity)" in str(result)
+    said = "not finite (NaN or infinity)"
+    assert said in str(result) and said in result._repr_html_()
     assert "nan%" not in str(result) and "sums to 1" not in str(result)
 
 

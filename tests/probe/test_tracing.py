@@ -138,10 +138,10 @@ def test_what_is_printed_can_be_followed_with_a_pocket_calculator(
 def test_the_window_and_the_key_head_are_said(rotary_models: dict[str, Model]) -> None:
     model = rotary_models["qwen2"]  # two heads a key head; layer 0 without a window, then windows of 7
     printed = str(probe.trace(model, TEXT, 1, 3, 10))
-    assert "The mask lets this query see keys 4 to 10 (causal, a window of 7)." in printed
+    assert "It sees keys 4 to 10 (causal, a window of 7); query and keys are turned" in printed
     assert "of key and value head 1, which 2 heads read" in printed
-    assert "see keys 0 to 10 (causal)." in str(probe.trace(model, TEXT, 0, 3, 10))
-    assert "see key 0 alone (causal)." in str(probe.trace(model, TEXT, 0, 3, 0))
+    assert "sees keys 0 to 10 (causal); query" in str(probe.trace(model, TEXT, 0, 3, 10))
+    assert "sees key 0 alone (causal); query" in str(probe.trace(model, TEXT, 0, 3, 0))
     html = probe.trace(model, TEXT, 1, 3, 10)._repr_html_()
     assert "It sees keys 4 to 10 (causal, a window of 7); query and keys are turned" in html
     alone = str(probe.trace(rotary_models["llama, no sharing"], TEXT, 1, 3, 10))
