@@ -258,7 +258,7 @@ class Comparison(Result, what="comparison"):
             }
             if weights:
                 queries, keys = self.sides(kind)
-                sets.append(MapSet(kind, queries.tokens, keys.tokens, weights))
+                sets.append(MapSet(kind, queries.tokens, keys.tokens, weights, "the model's own maps"))
         return tuple(sets)
 
     def _sheet(self) -> Sheet | None:

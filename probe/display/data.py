@@ -281,12 +281,14 @@ class MapSet:
     kind : "self"; in a network with an encoder and a decoder "encoder", "decoder" or "cross".
     queries, keys : what the rows and columns are called.
     weights : by layer and head, (num_queries, num_keys) each, on the CPU.
+    whose : in words, where several may be meant: "the model's own maps"; else "".
     """
 
     kind: str
     queries: tuple[str, ...]
     keys: tuple[str, ...]
     weights: dict[tuple[int, int], Tensor]
+    whose: str = ""
 
 
 CORNER = "query \\ key"

@@ -97,8 +97,12 @@ def _small(maps: MapSet, several: bool) -> str:
             for head in heads
         )
         rows.append(f"<tr><th {pad}>{layer}</th>{cells}</tr>")
-    of = f"{maps.kind} attention, " if several else ""
-    name = f"{of}a row for each layer, a column for each head; darker is more weight"
+    parts = [
+        *([maps.whose] if maps.whose else []),
+        *([f"{maps.kind} attention"] if several else []),
+        "a row for each layer, a column for each head; darker is more weight",
+    ]
+    name = ", ".join(parts)
     return f"{_line(name)}<table><tr><th></th>{first}</tr>{''.join(rows)}</table>"
 
 

@@ -7,6 +7,7 @@ import io
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -86,6 +87,20 @@ def test_small_pictures_are_the_heads(gpt2: Model) -> None:
         # Light to dark: the more weight, the less light.
         light = picture[..., :3].sum(-1).ravel()[weights.ravel().argsort().numpy()]
         assert (np.diff(light) <= 0).all() and light[0] > 2 * light[-1]
+
+
+def test_small_pictures_of_a_comparison_are_the_models_own(gpt2: Model) -> None:
+    """Not those from scratch: where the two are apart, the pictures are of the maps that the model gave."""
+    text = "the cat and the dog and the cat"
+    comparison = probe.compare(gpt2, text)
+    maps = {place: replace(of, from_model=of.from_model.roll(1, -1)) for place, of in comparison.maps.items()}
+    apart = Reader(replace(comparison, maps=maps)._repr_html_())
+    as_it_is, run = Reader(comparison._repr_html_()), Reader(probe.attend(gpt2, text)._repr_html_())
+    name = "layer 4, head 5"
+    assert (as_it_is.pictures[name] == run.pictures[name]).all()
+    assert (apart.pictures[name] == np.roll(run.pictures[name], 1, axis=1)).all()
+    said = "the model's own maps, a row for each layer, a column for each head"
+    assert said in as_it_is.text and "the model's own" not in run.text
 
 
 def test_large_maps_are_pooled_to_small_pictures() -> None:
