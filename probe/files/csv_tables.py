@@ -10,12 +10,13 @@ from __future__ import annotations
 import csv
 import io
 import unicodedata
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
-from probe.display.data import Axis, Cell, Sheet, Table
+from probe.display.data import Axis, Cell, Panel, Sheet, Table
 from probe.running.tokens import visible
 
 
@@ -31,10 +32,13 @@ def csv_bytes(table: Table) -> bytes:
 def sheet_csv(sheet: Sheet) -> bytes:
     """The numbers of a sheet as the content of a CSV file: a row for each cell of its panels.
 
-    Panels over the same rows and columns stand side by side; others below them.
+    Panels over the same rows and columns stand side by side; others below them. No two columns have one name.
+    Axes without a name, as bars have one, have empty cells; no columns, if no panel's axis there has a name.
     """
     rows: list[list[Cell]] = []
-    titles = [panel.short for panel in sheet.panels]
+    titles = _titles(sheet.panels)
+    sides = [[panel.rows for panel in sheet.panels], [panel.columns for panel in sheet.panels]]
+    names = [" or ".join(dict.fromkeys(axis.name for axis in axes if axis.name)) for axes in sides]
     by_axes: dict[tuple[Axis, Axis], list[int]] = {}
     for place, panel in enumerate(sheet.panels):
         by_axes.setdefault((panel.rows, panel.columns), []).append(place)
@@ -45,10 +49,23 @@ def sheet_csv(sheet: Sheet) -> bytes:
                 for place in places:
                     values = sheet.panels[place].values
                     cells[place] = float(values[i] if values.dim() == 1 else values[i, j])
-                rows.append([query, name, key, other, *cells])
-    first = sheet.panels[0]
-    header = [first.rows.name, f"{first.rows.name} label", first.columns.name, f"{first.columns.name} label"]
+                place_of_row = [query, name] if queries.name else [None, None]
+                place_of_column = [key, other] if keys.name else [None, None]
+                rows.append(
+                    [*(place_of_row if names[0] else []), *(place_of_column if names[1] else []), *cells]
+                )
+    header = [title for name in names if name for title in (name, f"{name} label")]
     return table_csv([*header, *titles], rows)
+
+
+def _titles(panels: Sequence[Panel]) -> list[str]:
+    """What each panel's numbers are called: by their short name, where that is one panel's alone."""
+    short = Counter(panel.short for panel in panels)
+    titles = [panel.short if short[panel.short] == 1 else panel.title for panel in panels]
+    return [
+        title if titles.count(title) == 1 else f"{title}, panel {place}"
+        for place, title in enumerate(titles, start=1)
+    ]
 
 
 def _plain_cells(row: Sequence[Any]) -> list[Cell]:

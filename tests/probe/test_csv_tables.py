@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import csv
 import io
+import re
+from collections.abc import Callable
+from typing import Any
 
+import pandas
 import pytest
 import torch
 
 import probe
+from probe.analyses.result import Result
 from probe.display.data import Axis, Panel, Sheet, grid
 from probe.files.csv_tables import csv_bytes, sheet_csv, table_csv
 from probe.running.inputs import encode_for
@@ -132,13 +137,62 @@ def test_a_sheet_has_panels_over_the_same_axes_side_by_side() -> None:
     )
     # 0.1 and 0.9 in float32, all their digits.
     assert read(sheet_csv(sheet)) == [
-        ["query", "query label", "key", "key label", "'+ours", "moved", "change"],
+        [
+            *("query or query in both", "query or query in both label"),
+            *("key or key in both", "key or key in both label"),
+            *("'+ours", "moved", "change"),
+        ],
         ["0", "'=1+1", "3", "'@x", "0.10000000149011612", "0.25", ""],
         ["0", "'=1+1", "5", "y⏎z", "0.8999999761581421", "0.25", ""],
         ["1", "b", "3", "'@x", "nan", "0.5", ""],
         ["1", "b", "5", "y⏎z", "1.0", "0.5", ""],
         ["1", "b", "5", "'-c", "", "", "-1e-09"],
     ]
+
+
+def test_columns_of_bars_have_names_of_their_own() -> None:
+    """Each panel's numbers have a name of their own, and an axis that has none has no column."""
+    words, tokens = Axis("word", ("a", "b")), Axis("token", ("x",))
+    shares = torch.tensor([0.5, 0.25])
+    probability: dict[str, Any] = {"rows": words, "columns": Axis("", ("probability",)), "kind": "bars"}
+    panels = (
+        Panel("Change", "hidden state", torch.tensor([2.0]), tokens, Axis("", ("change",)), "bars"),
+        Panel("Predicted, as it is", "probability", shares, **probability),
+        Panel("Predicted, changed", "probability", shares * 2, **probability),
+        Panel("Again", "again", shares, **probability),
+        Panel("Again", "again", shares, **probability),
+    )
+    content = sheet_csv(Sheet("bars", panels))
+    assert read(content) == [
+        [
+            *("token or word", "token or word label", "hidden state", "Predicted, as it is"),
+            *("Predicted, changed", "Again, panel 4", "Again, panel 5"),
+        ],
+        ["0", "x", "2.0", "", "", "", ""],
+        ["0", "a", "", "0.5", "1.0", "0.5", "0.5"],
+        ["1", "b", "", "0.25", "0.5", "0.25", "0.25"],
+    ]
+    mixed = Sheet("mixed", (panels[0], Panel("Map", "map", shares[None], tokens, words)))
+    assert read(sheet_csv(mixed)) == [
+        ["token", "token label", "word", "word label", "hidden state", "map"],
+        ["0", "x", "", "", "2.0", ""],
+        ["0", "x", "0", "a", "", "0.5"],
+        ["0", "x", "1", "b", "", "0.25"],
+    ]
+
+
+@pytest.mark.parametrize("what", ["ablation", "masks", "texts", "from scratch"])
+def test_no_column_of_a_sheet_is_called_as_another(gpt2: probe.Model, what: str) -> None:
+    asked: dict[str, Callable[[], Result]] = {
+        "ablation": lambda: probe.ablate(gpt2, "a cat", [(0, 0)]),
+        "masks": lambda: probe.compare_masks(gpt2, "a cat", 0, 0),
+        "texts": lambda: probe.compare_texts(gpt2, "a cat", "the cat", 0, 0),
+        "from scratch": lambda: probe.run_from_scratch(gpt2, "a cat"),
+    }
+    sheet = asked[what]().sheet()
+    assert sheet is not None
+    frame = pandas.read_csv(io.BytesIO(sheet_csv(sheet)))
+    assert not [name for name in frame.columns if re.search(r"\.\d+$|^Unnamed|^ ", name)]
 
 
 def test_a_sheet_of_a_head_comes_back_as_it_was(gpt2: probe.Model) -> None:
