@@ -94,7 +94,8 @@ def figure_bytes(figure: Figure, format: str = "png") -> bytes:
     if format not in FORMATS:
         raise ProbeError(f"A figure can be saved as {', '.join(FORMATS)}, not as {format!r}.")
     buffer = io.BytesIO()
-    with _turn:
+    # Letters of an SVG stay text, to be searched, copied and edited, whatever the script.
+    with _turn, matplotlib.rc_context({"svg.fonttype": "none"}):
         figure.savefig(buffer, format=format, metadata={"Title": figure.get_label()})
     return buffer.getvalue()
 
@@ -448,7 +449,9 @@ class _Lettering:
         characters = sorted(set("".join(texts)))
         order = _order(characters)
         found = {character: _family(character, order) for character in characters if character.isprintable()}
-        self.families = list(dict.fromkeys(["DejaVu Sans", *(family for family in found.values() if family)]))
+        used = [family for family in found.values() if family]
+        # The last is for an SVG that is looked at where these are not installed.
+        self.families = list(dict.fromkeys(["DejaVu Sans", *used, "sans-serif"]))
         self.missing = [character for character, family in found.items() if family is None]
         self.codes = {character: f" U+{ord(character):04X} " for character in self.missing}
         for character in set(characters) - set(found):

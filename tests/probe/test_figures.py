@@ -384,6 +384,20 @@ def test_odd_names_end_up_as_text() -> None:
     figure_bytes(figure, "png"), figure_bytes(figure, "pdf")
 
 
+def test_letters_of_an_svg_are_text() -> None:
+    """Each label in one piece, right-to-left words in their logical order: what shows it turns them."""
+    tokens = ("naïve", "שלום", "مرحبا", "中文")
+    figure = draw_head(run_of(tokens), 0, 0)
+    shown = labels(maps(figure)[0].yaxis)
+    root = ElementTree.fromstring(figure_bytes(figure, "svg"))
+    written = [element.text for element in root.iter() if element.tag.endswith("}text")]
+    assert shown[0] == "naïve"
+    for label in shown:
+        assert written.count(label) == 2  # of a row and of a column
+    families = {element.get("style", "") for element in root.iter() if element.tag.endswith("}text")}
+    assert all("sans-serif" in style for style in families)
+
+
 def test_files() -> None:
     figure = draw_head(run_of(("中", "a")), 0, 0)
     png, svg, pdf = (figure_bytes(figure, format) for format in ("png", "svg", "pdf"))
