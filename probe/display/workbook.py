@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -27,10 +26,8 @@ MAX_TOKENS = 128
 # Stands for minus infinity, which spreadsheets don't have: exp of it is 0 all the same.
 MINUS_INFINITY = -1e23
 
-_ROW, _COLUMN = (
-    3,
-    2,
-)  # where the numbers of every sheet begin: below titles and column names, beside row names
+# Where the numbers of every sheet begin: below titles and column names, beside row names.
+_ROW, _COLUMN = 3, 2
 _SWITCH = "mask_in_use"
 
 
@@ -88,24 +85,10 @@ def example_numbers(example: ProjectedSentence | MaskedScores) -> HeadNumbers:
     )
 
 
-@dataclass(frozen=True)
-class _Block:
-    """A sheet of numbers or formulas: (rows, columns) cells, of which the first stands at (_ROW, _COLUMN)."""
-
-    name: str
-    about: str
-    values: Tensor
-    rows: Sequence[str]
-    columns: Sequence[str]
-    formula: Callable[[int, int], str] | None = None
-    digits: str = "0.0000000"
-
-
 class _Writer:
     def __init__(self, book: Any, numbers: HeadNumbers) -> None:
         self.book, self.numbers = book, numbers
         self.bold = book.add_format({"bold": True})
-        self.wrap = book.add_format({"text_wrap": True, "valign": "top"})
         self.input = book.add_format({"bg_color": "#FFF6D6", "border": 1, "bold": True})
         self.token = book.add_format({"bold": True, "align": "right"})
         self.formats: dict[str, Any] = {}
@@ -115,21 +98,14 @@ class _Writer:
     def write(self) -> None:
         numbers = self.numbers
         count = len(numbers.tokens)
-        tokens = list(numbers.tokens)
         scaled = numbers.scaled_scores
         if numbers.inputs is None:
             self._sheet(
-                _Block(
-                    "scaled",
-                    "Scaled scores, given; a row for each query, a column for each key.",
-                    scaled,
-                    tokens,
-                    tokens,
-                )
+                "scaled", "Scaled scores, given; a row for each query, a column for each key.", scaled
             )
             value = torch.zeros(count, 0, dtype=torch.float64)
         else:
-            query, key, value = self._vectors(tokens)
+            query, key, value = self._vectors()
             scores = query @ key.T
             width = query.shape[1]
             self._scalar("scale", "What the scores are multiplied with.", numbers.scale, 4)
@@ -137,61 +113,50 @@ class _Writer:
                 about = "How many tokens a query sees, itself included, back and (if it may) ahead."
                 self._scalar("window", about, numbers.window, 5)
             self._sheet(
-                _Block(
-                    "scores",
-                    "Dot product of a query vector (row) with a key vector (column).",
-                    scores,
-                    tokens,
-                    tokens,
-                    lambda i, j: f"=SUMPRODUCT({_row('query', i, width)},{_row('key', j, width)})",
-                )
+                "scores",
+                "Dot product of a query vector (row) with a key vector (column).",
+                scores,
+                formula=lambda i, j: f"=SUMPRODUCT({_row('query', i, width)},{_row('key', j, width)})",
             )
             self._sheet(
-                _Block(
-                    "scaled",
-                    "Scores times scale.",
-                    scaled,
-                    tokens,
-                    tokens,
-                    lambda i, j: f"={_cell('scores', i, j)}*scale",
-                )
+                "scaled",
+                "Scores times scale.",
+                scaled,
+                formula=lambda i, j: f"={_cell('scores', i, j)}*scale",
             )
-        self._attention(tokens, scaled, value)
+        self._attention(scaled, value)
         self._about()
 
-    def _vectors(self, tokens: list[str]) -> tuple[Tensor, Tensor, Tensor]:
+    def _vectors(self) -> tuple[Tensor, Tensor, Tensor]:
         """Inputs and the three weight matrices with their biases; query, key and value as formulas."""
         numbers = self.numbers
         assert numbers.inputs is not None
         width = numbers.inputs.shape[1]
         self._sheet(
-            _Block(
-                "inputs",
-                "What the layer's attention is given: a row a token.",
-                numbers.inputs,
-                tokens,
-                _counted(width),
-            )
+            "inputs",
+            "What the layer's attention is given: a row a token.",
+            numbers.inputs,
+            columns=_counted(width),
         )
         turns = numbers.frequencies is not None
         roles: tuple[Role, ...] = ("query", "key")
         for role in roles:
             changes = turns or numbers.norm(role) is not None
-            self._projection(role, f"projected_{role}" if changes else role, tokens)
-        self._projection("value", "value", tokens)
+            self._projection(role, f"projected_{role}" if changes else role)
+        self._projection("value", "value")
         if turns:
-            self._rotations(tokens)
+            self._rotations()
         for role in roles:
             before = f"projected_{role}"
             norm = numbers.norm(role)
             if norm is not None:
                 before = f"normalised_{role}" if turns else role
-                self._normalised(role, norm, before, tokens)
+                self._normalised(role, norm, before)
             if turns:
-                self._turned(role, before, tokens)
+                self._turned(role, before)
         return numbers.vectors("query"), numbers.vectors("key"), numbers.vectors("value")
 
-    def _projection(self, role: Role, name: str, tokens: list[str]) -> None:
+    def _projection(self, role: Role, name: str) -> None:
         """The weights of one role, and their product with the inputs, called ``name``."""
         numbers = self.numbers
         assert numbers.inputs is not None
@@ -205,80 +170,65 @@ class _Writer:
             key_head, heads = numbers.key_head
             whose, readers = f"Key and value head {key_head}'s", f" ({heads} heads read it)"
         self._sheet(
-            _Block(
-                f"W_{role}",
-                f"{whose} {role} weights{readers}: a row for each number of the {role} vector, bias last.",
-                torch.cat([weight, bias[:, None]], dim=1),
-                _counted(head_dim),
-                [*_counted(width), "bias"],
-            )
+            f"W_{role}",
+            f"{whose} {role} weights{readers}: a row for each number of the {role} vector, bias last.",
+            torch.cat([weight, bias[:, None]], dim=1),
+            rows=_counted(head_dim),
+            columns=[*_counted(width), "bias"],
         )
         following = "turned" if numbers.norm(role) is None else "normalised"
         before = "" if name == role else f", before they are {following}"
         self._sheet(
-            _Block(
-                name,
-                f"{role.capitalize()} vectors{before}: input times {role} weights, plus bias.",
-                numbers.projected(role),
-                tokens,
-                _counted(head_dim),
-                lambda i, j: (
-                    f"=SUMPRODUCT({_row('inputs', i, width)},{_row(f'W_{role}', j, width)})"
-                    f"+{_cell(f'W_{role}', j, width)}"
-                ),
-            )
+            name,
+            f"{role.capitalize()} vectors{before}: input times {role} weights, plus bias.",
+            numbers.projected(role),
+            columns=_counted(head_dim),
+            formula=lambda i, j: (
+                f"=SUMPRODUCT({_row('inputs', i, width)},{_row(f'W_{role}', j, width)})"
+                f"+{_cell(f'W_{role}', j, width)}"
+            ),
         )
 
-    def _rotations(self, tokens: list[str]) -> None:
+    def _rotations(self) -> None:
         """By how much each pair of numbers is turned at each position."""
         frequencies, angles = self.numbers.frequencies, self.numbers.angles
         assert frequencies is not None and angles is not None
         pairs = [f"pair {index}" for index in range(len(frequencies))]
         which = "2 i and 2 i + 1" if self.numbers.interleaved else f"i and i + {len(frequencies)}"
         self._sheet(
-            _Block(
-                "position",
-                "Where each token stands.",
-                torch.arange(len(tokens))[:, None],
-                tokens,
-                ["position"],
-                digits="0",
-            )
+            "position",
+            "Where each token stands.",
+            torch.arange(len(self.numbers.tokens))[:, None],
+            columns=["position"],
+            digits="0",
         )
         self._sheet(
-            _Block(
-                "frequency",
-                "How far each pair of numbers turns from one position to the next, in radians. Pair i is the "
-                f"numbers {which}.",
-                frequencies[None],
-                ["frequency"],
-                pairs,
-                digits="0.00000000E+00",
-            )
+            "frequency",
+            "How far each pair of numbers turns from one position to the next, in radians. Pair i is the "
+            f"numbers {which}.",
+            frequencies[None],
+            rows=["frequency"],
+            columns=pairs,
+            digits="0.00000000E+00",
         )
-        rows: dict[str, Any] = {"rows": tokens, "columns": pairs}
         self._sheet(
-            _Block(
-                "angle",
-                "Position times frequency, in radians.",
-                angles,
-                formula=lambda i, j: f"={_cell('position', i, 0)}*{_cell('frequency', 0, j)}",
-                digits="0.00000000",
-                **rows,
-            )
+            "angle",
+            "Position times frequency, in radians.",
+            angles,
+            formula=lambda i, j: f"={_cell('position', i, 0)}*{_cell('frequency', 0, j)}",
+            digits="0.00000000",
+            columns=pairs,
         )
         for name, function, values in (("cosine", "COS", angles.cos()), ("sine", "SIN", angles.sin())):
             self._sheet(
-                _Block(
-                    name,
-                    f"{name.capitalize()} of the angle.",
-                    values,
-                    formula=lambda i, j, function=function: f"={function}({_cell('angle', i, j)})",  # type: ignore[misc]
-                    **rows,
-                )
+                name,
+                f"{name.capitalize()} of the angle.",
+                values,
+                formula=lambda i, j, function=function: f"={function}({_cell('angle', i, j)})",  # type: ignore[misc]
+                columns=pairs,
             )
 
-    def _normalised(self, role: Role, norm: Normalised, name: str, tokens: list[str]) -> None:
+    def _normalised(self, role: Role, norm: Normalised, name: str) -> None:
         """The vectors of one role brought to one size, called ``name``."""
         numbers, projected = self.numbers, f"projected_{role}"
         sizes, values = numbers.sizes(role), numbers.normalised(role)
@@ -294,40 +244,32 @@ class _Writer:
                 "given, as the other heads' weights are not here. It stays if an input is changed."
             )
         self._sheet(
-            _Block(
-                f"{role}_size",
-                about,
-                sizes[:, None],
-                tokens,
-                ["size"],
-                None
-                if norm.of_all_heads is not None
-                else lambda i, _: f"=SQRT(SUMSQ({_row(projected, i, width)})/{width}+epsilon)",
-            )
+            f"{role}_size",
+            about,
+            sizes[:, None],
+            columns=["size"],
+            formula=None
+            if norm.of_all_heads is not None
+            else lambda i, _: f"=SQRT(SUMSQ({_row(projected, i, width)})/{width}+epsilon)",
         )
         self._sheet(
-            _Block(
-                f"{role}_gain",
-                f"What each number of a {role} vector is multiplied with after the division.",
-                norm.gain[None],
-                ["gain"],
-                _counted(width),
-            )
+            f"{role}_gain",
+            f"What each number of a {role} vector is multiplied with after the division.",
+            norm.gain[None],
+            rows=["gain"],
+            columns=_counted(width),
         )
         self._sheet(
-            _Block(
-                name,
-                f"{role.capitalize()} vectors, normalised: divided by their size, times gain.",
-                values,
-                tokens,
-                _counted(width),
-                lambda i, j: (
-                    f"={_cell(projected, i, j)}/{_cell(f'{role}_size', i, 0)}*{_cell(f'{role}_gain', 0, j)}"
-                ),
-            )
+            name,
+            f"{role.capitalize()} vectors, normalised: divided by their size, times gain.",
+            values,
+            columns=_counted(width),
+            formula=lambda i, j: (
+                f"={_cell(projected, i, j)}/{_cell(f'{role}_size', i, 0)}*{_cell(f'{role}_gain', 0, j)}"
+            ),
         )
 
-    def _turned(self, role: Role, before: str, tokens: list[str]) -> None:
+    def _turned(self, role: Role, before: str) -> None:
         """The vectors of one role turned by their positions: (a, b) -> (a cos - b sin, b cos + a sin)."""
         numbers, values = self.numbers, self.numbers.vectors(role)
         assert numbers.frequencies is not None
@@ -348,20 +290,17 @@ class _Writer:
         stays = "" if turned == width else f" Numbers from {turned} on stay."
         which = "2 i and 2 i + 1" if numbers.interleaved else f"i and i + {len(pairs)}"
         self._sheet(
-            _Block(
-                role,
-                f"{role.capitalize()} vectors, turned by their positions: numbers {which}, called a "
-                f"and b, become a cos - b sin and b cos + a sin.{stays}",
-                values,
-                tokens,
-                _counted(width),
-                formula,
-            )
+            role,
+            f"{role.capitalize()} vectors, turned by their positions: numbers {which}, called a "
+            f"and b, become a cos - b sin and b cos + a sin.{stays}",
+            values,
+            columns=_counted(width),
+            formula=formula,
         )
 
-    def _attention(self, tokens: list[str], scaled: Tensor, value: Tensor) -> None:
+    def _attention(self, scaled: Tensor, value: Tensor) -> None:
         """From scaled scores to weights and contexts, as formulas."""
-        numbers, count = self.numbers, len(tokens)
+        numbers, count = self.numbers, len(self.numbers.tokens)
         allowed = numbers.allowed
         forbidden = torch.zeros(count, count, dtype=torch.float64).masked_fill(~allowed, MINUS_INFINITY)
         masked = scaled + forbidden
@@ -369,96 +308,68 @@ class _Writer:
         exponentials = (masked - maximum).exp()
         sums = exponentials.sum(1, keepdim=True)
         weights = numbers.weights
-        square: dict[str, Any] = {"rows": tokens, "columns": tokens}
         self._sheet(
-            _Block(
-                "mask",
-                f"Added to the scaled scores: 0 where a query may attend, else {MINUS_INFINITY:.0E}, which "
-                "stands for minus infinity.",
-                forbidden,
-                formula=lambda i, j: f"=IF({self._may(i, j)},0,{MINUS_INFINITY:.0E})",
-                digits="0E+00",
-                **square,
-            )
+            "mask",
+            f"Added to the scaled scores: 0 where a query may attend, else {MINUS_INFINITY:.0E}, which "
+            "stands for minus infinity.",
+            forbidden,
+            formula=lambda i, j: f"=IF({self._may(i, j)},0,{MINUS_INFINITY:.0E})",
+            digits="0E+00",
         )
         self._sheet(
-            _Block(
-                "masked",
-                "Scaled scores plus mask.",
-                masked,
-                formula=lambda i, j: f"={_cell('scaled', i, j)}+{_cell('mask', i, j)}",
-                digits="General",
-                **square,
-            )
+            "masked",
+            "Scaled scores plus mask.",
+            masked,
+            formula=lambda i, j: f"={_cell('scaled', i, j)}+{_cell('mask', i, j)}",
+            digits="General",
         )
         self._sheet(
-            _Block(
-                "row_maximum",
-                "The largest masked score of each row: subtracted before the exponential, it cancels later.",
-                maximum,
-                tokens,
-                ["maximum"],
-                lambda i, _: f"=MAX({_row('masked', i, count)})",
-            )
+            "row_maximum",
+            "The largest masked score of each row: subtracted before the exponential, it cancels later.",
+            maximum,
+            columns=["maximum"],
+            formula=lambda i, _: f"=MAX({_row('masked', i, count)})",
         )
         self._sheet(
-            _Block(
-                "exponentials",
-                "exp(masked - row maximum).",
-                exponentials,
-                formula=lambda i, j: f"=EXP({_cell('masked', i, j)}-{_cell('row_maximum', i, 0)})",
-                **square,
-            )
+            "exponentials",
+            "exp(masked - row maximum).",
+            exponentials,
+            formula=lambda i, j: f"=EXP({_cell('masked', i, j)}-{_cell('row_maximum', i, 0)})",
         )
         self._sheet(
-            _Block(
-                "row_sum",
-                "Sum of each row of exponentials.",
-                sums,
-                tokens,
-                ["sum"],
-                lambda i, _: f"=SUM({_row('exponentials', i, count)})",
-            )
+            "row_sum",
+            "Sum of each row of exponentials.",
+            sums,
+            columns=["sum"],
+            formula=lambda i, _: f"=SUM({_row('exponentials', i, count)})",
         )
         self._sheet(
-            _Block(
-                "weights",
-                "Attention weights: exponential divided by the sum of its row. Each row sums to 1.",
-                weights,
-                formula=lambda i, j: f"={_cell('exponentials', i, j)}/{_cell('row_sum', i, 0)}",
-                **square,
-            ),
+            "weights",
+            "Attention weights: exponential divided by the sum of its row. Each row sums to 1.",
+            weights,
+            formula=lambda i, j: f"={_cell('exponentials', i, j)}/{_cell('row_sum', i, 0)}",
             scale=True,
         )
         if value.shape[1]:
             self._sheet(
-                _Block(
-                    "context",
-                    "Context vectors: the values, weighted by a row of weights and added up.",
-                    weights @ value,
-                    tokens,
-                    _counted(value.shape[1]),
-                    lambda i, j: (
-                        f"=SUMPRODUCT(TRANSPOSE({_row('weights', i, count)}),{_column('value', j, count)})"
-                    ),
+                "context",
+                "Context vectors: the values, weighted by a row of weights and added up.",
+                weights @ value,
+                columns=_counted(value.shape[1]),
+                formula=lambda i, j: (
+                    f"=SUMPRODUCT(TRANSPOSE({_row('weights', i, count)}),{_column('value', j, count)})"
                 ),
                 array=True,
             )
         if numbers.model_weights is not None:
             own = numbers.model_weights.double()
+            self._sheet("model_weights", "What the model itself computed, as numbers.", own, scale=True)
             self._sheet(
-                _Block("model_weights", "What the model itself computed, as numbers.", own, **square),
-                scale=True,
-            )
-            self._sheet(
-                _Block(
-                    "difference",
-                    "Weights minus the model's own: rounding, as long as inputs and mask are the model's.",
-                    weights - own,
-                    formula=lambda i, j: f"={_cell('weights', i, j)}-{_cell('model_weights', i, j)}",
-                    digits="0.0E+00",
-                    **square,
-                )
+                "difference",
+                "Weights minus the model's own: rounding, as long as inputs and mask are the model's.",
+                weights - own,
+                formula=lambda i, j: f"={_cell('weights', i, j)}-{_cell('model_weights', i, j)}",
+                digits="0.0E+00",
             )
 
     def _may(self, i: int, j: int) -> str:
@@ -466,39 +377,52 @@ class _Writer:
         direction = f'OR({_SWITCH}="bidirectional",{j}<={i})'
         return direction if self.numbers.window is None else f"AND({direction},{abs(i - j)}<window)"
 
-    def _sheet(self, block: _Block, *, scale: bool = False, array: bool = False) -> None:
-        """One sheet for one block, with its titles, its name, and the panes frozen beside the titles."""
-        sheet = self.book.add_worksheet(block.name)
-        number = self._format(block.digits)
-        sheet.write_string(0, 0, block.about, self.bold)
-        for j, title in enumerate(block.columns):
+    def _sheet(
+        self,
+        name: str,
+        about: str,
+        values: Tensor,
+        *,
+        formula: Callable[[int, int], str] | None = None,
+        rows: Sequence[str] | None = None,
+        columns: Sequence[str] | None = None,
+        digits: str = "0.0000000",
+        scale: bool = False,
+        array: bool = False,
+    ) -> None:
+        """One sheet of numbers or formulas, with its titles, its name, and the panes frozen beside them.
+
+        ``values`` are (rows, columns) cells, of which the first stands at (_ROW, _COLUMN). Rows and columns
+        are called as the tokens if nothing else is given.
+        """
+        rows, columns = rows or self.numbers.tokens, columns or self.numbers.tokens
+        sheet = self.book.add_worksheet(name)
+        number = self._format(digits)
+        sheet.write_string(0, 0, about, self.bold)
+        for j, title in enumerate(columns):
             sheet.write_number(1, _COLUMN + j, j)
             sheet.write_string(2, _COLUMN + j, title, self.token)
-        for i, title in enumerate(block.rows):
+        for i, title in enumerate(rows):
             sheet.write_number(_ROW + i, 0, i)
             sheet.write_string(_ROW + i, 1, title, self.token)
-        for i, row in enumerate(block.values.tolist()):
+        for i, row in enumerate(values.tolist()):
             for j, value in enumerate(row):
                 place = _ROW + i, _COLUMN + j
-                if block.formula is None:
+                if formula is None:
                     sheet.write_number(*place, value, number)
                 elif array:
-                    sheet.write_array_formula(*place, *place, "{" + block.formula(i, j) + "}", number, value)
+                    sheet.write_array_formula(*place, *place, "{" + formula(i, j) + "}", number, value)
                 else:
-                    sheet.write_formula(*place, block.formula(i, j), number, value)
-        last = _ROW + len(block.rows) - 1, _COLUMN + len(block.columns) - 1
+                    sheet.write_formula(*place, formula(i, j), number, value)
+        last = _ROW + len(rows) - 1, _COLUMN + len(columns) - 1
         sheet.freeze_panes(_ROW, _COLUMN)
         sheet.set_column(1, 1, 14)
         sheet.set_column(_COLUMN, last[1], 12)
         if scale:
-            sheet.conditional_format(
-                _ROW,
-                _COLUMN,
-                *last,
-                {"type": "2_color_scale", "min_color": "#FFFFFF", "max_color": "#2F6DB5"},
-            )
-        self.book.define_name(block.name, f"={block.name}!{xl_range_abs(_ROW, _COLUMN, *last)}")
-        self.names.append((block.name, block.about))
+            colours = {"type": "2_color_scale", "min_color": "#FFFFFF", "max_color": "#2F6DB5"}
+            sheet.conditional_format(_ROW, _COLUMN, *last, colours)
+        self.book.define_name(name, f"={name}!{xl_range_abs(_ROW, _COLUMN, *last)}")
+        self.names.append((name, about))
 
     def _scalar(self, name: str, about: str, value: float, row: int) -> None:
         """One number on the first sheet, with a name."""
@@ -515,11 +439,8 @@ class _Writer:
         sheet.set_column(1, 1, 26)
         sheet.set_column(2, 2, 100)
         sheet.write_string(0, 0, numbers.title, self.book.add_format({"bold": True, "font_size": 14}))
-        sheet.write_string(
-            1,
-            0,
-            "All after inputs and weights is formulas: change a yellow cell or any input, and see.",
-        )
+        lead = "All after inputs and weights is formulas: change a yellow cell or any input, and see."
+        sheet.write_string(1, 0, lead)
         sheet.write_string(3, 0, "mask in use", self.bold)
         sheet.write_string(3, 1, trained, self.input)
         sheet.write_string(3, 2, f'"causal" or "bidirectional"; as trained: {trained}.')
