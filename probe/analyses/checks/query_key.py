@@ -54,7 +54,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attention import attention_by_loops
+from attention import attention_by_loops, combine_masks
 from probe.analyses.checks.expected import expected, keeps_float64
 from probe.analyses.checks.measuring import (
     compare_maps,
@@ -67,7 +67,7 @@ from probe.analyses.checks.measuring import (
     places,
     real_only,
 )
-from probe.analyses.checks.report import FROM_QUERY_AND_KEY, Cell, Findings, HeadCheck, Report
+from probe.analyses.checks.report import FROM_QUERY_AND_KEY, Findings, Report
 from probe.errors import ProbeError
 from probe.models import backend
 from probe.models.kinds import sides
@@ -117,14 +117,10 @@ def check_texts(
 def check_tensors(model: Model, inputs: dict[str, Any], keep: Keep | None = None) -> Report:
     """Check every head on what a processor made of one image or recording; ``keep`` as for texts."""
     findings = Findings(model, FROM_QUERY_AND_KEY, ())
-    target = _all_real(inputs["decoder_input_ids"]) if model.has_target else None
+    target = torch.ones_like(inputs["decoder_input_ids"], dtype=torch.bool) if model.has_target else None
     with unfit_explained(model):
         _run(findings, [0], inputs, None, target, keep)
     return findings.report()
-
-
-def _all_real(ids: Tensor) -> Tensor:
-    return torch.ones_like(ids, dtype=torch.bool)
 
 
 def _run(
@@ -167,11 +163,7 @@ def _run(
         _add(findings, _Attention(here, call, queries, keys, weights, output.transpose(1, 2)), texts, keep)
         return output
 
-    with (
-        backend.running(model.hf, inputs),
-        backend.eager(model.hf),
-        backend.listening(model.hf, see),
-    ):
+    with backend.running(model.hf, inputs), backend.eager(model.hf), backend.listening(model.hf, see):
         model.hf.base_model(**inputs)
     if seen != len(model.attentions):
         raise ProbeError(_altered(f"{seen} of {len(model.attentions)}"))
@@ -201,7 +193,7 @@ def _add(findings: Findings, one: _Attention, texts: Sequence[int], keep: Keep |
     """Compare one attention on one batch; ``texts`` are the indices of the batch's texts."""
     here, call = one.here, one.call
     must = expected(findings.model, here, call, one.queries, one.keys)
-    mask = must.allowed if must.whole else _both(must.allowed, call.mask)
+    mask = must.allowed if must.whole else combine_masks(must.allowed, call.mask)
     bias = call.bias if must.bias is None else must.bias.to(call.query.dtype)
     scale = call.scale if must.scale is None else must.scale
     call = replace(
@@ -217,77 +209,16 @@ def _add(findings: Findings, one: _Attention, texts: Sequence[int], keep: Keep |
     )
     numbers["context"] = largest_entry(difference(steps.output, one.context, real))
     numbers |= _sizes(call, steps.weights, one, real)
-    found = {"forbidden": None, **fetched(numbers)}
-    spots = places(worst)
-    u = _unit(findings.model)
-    bounds = [_bounds(call, found, head, u) for head in range(here.num_heads)]
-    cells = count_cells(mask, one.queries, call.shape[3])
-    sampled = here.layer % here.num_heads
+    found = fetched(numbers)
+    u, cells = _unit(findings.model), count_cells(mask, one.queries, call.shape[3])
     rows, columns = sides(here.kind, findings.encodings, findings.targets)
-    for head, (text, query, key) in enumerate(spots):
-        bound = bounds[head]
-        loops = None
-        if head == sampled:
+    for head, (place, query, key) in enumerate(places(worst)):
+        text, limits, loops = texts[place], _bounds(call, found, head, u), None
+        if head == here.layer % here.num_heads:
             # Without a worst row the last one, which sees every key.
-            row = query if found["weights"][head] else len(rows[texts[text]]) - 1
-            loops = _loops_error(call, one.weights, head, text, row, len(columns[texts[text]]))
-        error_and_bound = {
-            "weights": (found["weights"][head], bound.weights),
-            "context": (found["context"][head], bound.context),
-            "row sums": (found["row_sum"][head], bound.row_sum),
-        }
-        if loops is not None:
-            error_and_bound["loops"] = (loops, bound.loops)
-        forbidden = None if found["forbidden"] is None else found["forbidden"][head]
-        if forbidden is not None:
-            error_and_bound["forbidden weight"] = (forbidden, 0.0)
-        # Written so that a NaN fails.
-        failed = tuple(name for name, (error, limit) in error_and_bound.items() if not error <= limit)
-        row_of, column_of = rows[texts[text]], columns[texts[text]]
-        check = HeadCheck(
-            layer=here.layer,
-            head=head,
-            max_abs_error=found["weights"][head],
-            mean_abs_error=found["total"][head] / cells,
-            tolerance=bound.weights,
-            worst=Cell(
-                text=texts[text],
-                query=query,
-                key=key,
-                query_token=row_of.tokens[query],
-                # A model that looks at padding can be worst there.
-                key_token=column_of.tokens[key] if key < len(column_of) else "padding",
-                from_scratch=found["ours"][head],
-                model=found["theirs"][head],
-            ),
-            query_error=None,
-            key_error=None,
-            value_error=None,
-            context_error=found["context"][head],
-            forbidden_weight=forbidden,
-            row_sum_error=found["row_sum"][head],
-            loops_error=loops,
-            failed=failed,
-            passed=not failed,
-            kind=here.kind,
-        )
-        findings.add_head(check, cells)
-
-
-def _both(first: Tensor | None, second: Tensor | None) -> Tensor | None:
-    if first is None or second is None:
-        return second if first is None else first
-    return first & second
-
-
-@dataclass(frozen=True)
-class _Bounds:
-    """How far one head's numbers may be off; see above."""
-
-    weights: float
-    loops: float
-    row_sum: float
-    context: float
+            row = query if found["weights"][head] else len(rows[text]) - 1
+            loops = _loops_error(call, one.weights, head, place, row, len(columns[text]))
+        findings.judge((here.kind, here.layer, head), found, (text, query, key), cells, limits, loops)
 
 
 def _unit(model: Model) -> float:
@@ -309,18 +240,19 @@ def _sizes(call: backend.Call, weights: Tensor, one: _Attention, real: Tensor | 
     shares = weights * sizes
     moved = shares + weights * (shares.sum(-1, keepdim=True) - 2 * shares)
     value = largest_norm(real_only(call.value, one.keys)).repeat_interleave(group)
-    return {"moved": largest_entry(real_only(moved, real)), "value": value}
+    return {"moved": largest_entry(real_only(moved, real)), "value_norm": value}
 
 
-def _bounds(call: backend.Call, found: dict[str, Any], head: int, u: float) -> _Bounds:
-    sqrt_length, value = math.sqrt(call.shape[3]), found["value"][head]
+def _bounds(call: backend.Call, found: dict[str, Any], head: int, u: float) -> dict[str, float]:
+    """How far one head's numbers may be off, by their names in ``HeadCheck.failed``; see above."""
+    sqrt_length, value = math.sqrt(call.shape[3]), found["value_norm"][head]
     weights = u * (found["moved"][head] + 8 + sqrt_length)
-    return _Bounds(
-        weights=weights,
-        loops=weights + u * found["moved"][head],
-        row_sum=u * (8 + 2 * sqrt_length) + (0.0 if call.sinks is None else weights),
-        context=found["row"][head] * value + u * (8 + sqrt_length) * value,
-    )
+    return {
+        "weights": weights,
+        "loops": weights + u * found["moved"][head],
+        "row sums": u * (8 + 2 * sqrt_length) + (0.0 if call.sinks is None else weights),
+        "context": found["row"][head] * value + u * (8 + sqrt_length) * value,
+    }
 
 
 def _loops_error(

@@ -18,6 +18,7 @@ import numpy as np
 from probe.analyses.result import Origin, Result, columns_of
 from probe.display.data import Column, Numbers, Panel, Sheet, Table, heads_panel
 from probe.display.nonfinite import nonfinite
+from probe.models.kinds import sides
 from probe.models.loading import Model
 from probe.running.inputs import cuts
 from probe.running.tokens import Encoding, Text
@@ -227,24 +228,18 @@ class Report(Result, what="report"):
 
     def printed(self) -> tuple[Table, ...]:
         """A line a head, and one a layer."""
-        kinds = [Column("kind", [one.kind for one in self.heads])] if len(self.kinds) > 1 else []
         small = {"max_abs_error": "max error", "mean_abs_error": "mean error", "tolerance": "tolerance"}
         heads = [
-            *kinds,
-            *columns_of(self.heads, ("layer", "head")),
-            *(
-                Column(name, [getattr(one, name) for one in self.heads], title, ".1e")
-                for name, title in small.items()
-            ),
+            *columns_of(self.heads, (*(["kind"] if len(self.kinds) > 1 else []), "layer", "head")),
+            *columns_of(self.heads, small, ".1e"),
             Column("worst", [one.worst.place for one in self.heads], "worst at query, key"),
             Column("forbidden", [_forbidden(one) for one in self.heads]),
-            Column("loops", [one.loops_error for one in self.heads], digits=".1e"),
+            *columns_of(self.heads, {"loops_error": "loops"}, ".1e"),
             Column("", [_mark(one) for one in self.heads]),
         ]
         layers = [
-            Column("layer", [one.layer for one in self.layers]),
-            Column("output error", [one.output_error for one in self.layers], digits=".1e"),
-            Column("tolerance", [one.tolerance for one in self.layers], digits=".1e"),
+            *columns_of(self.layers, ("layer",)),
+            *columns_of(self.layers, {"output_error": "output error", "tolerance": "tolerance"}, ".1e"),
             Column("", [_mark(one) for one in self.layers]),
         ]
         tables = Table(tuple(heads)), Table(tuple(layers))
@@ -366,6 +361,74 @@ class Findings:
         self.cells: dict[tuple[str, int, int], int] = {}
         self.layers: dict[tuple[str, int], LayerCheck] = {}
 
+    def judge(
+        self,
+        place: tuple[str, int, int],
+        found: Mapping[str, Any],
+        spot: tuple[int, int, int],
+        cells: int,
+        limits: Mapping[str, float],
+        loops: float | None,
+    ) -> None:
+        """Put in what a batch shows of one head, from how far the two computations are apart.
+
+        Parameters
+        ----------
+        place : kind, layer and head.
+        found : what ``compare_maps`` finds, and "context", a number a head each; "query", "key" and "value"
+            where they are compared; "forbidden" None where nothing is.
+        spot : (text, query, key) of the largest difference of a weight.
+        cells : how many cells of the map count.
+        limits : what each error may be, by its name in ``HeadCheck.failed``.
+        loops : the error of the loops, if this head is in the sample.
+        """
+        kind, layer, head = place
+
+        def of(name: str) -> Any:
+            return None if found.get(name) is None else found[name][head]
+
+        errors = {
+            **{name: of(name) for name in ("weights", "query", "key", "value", "context")},
+            "row sums": of("row_sum"),
+            "loops": loops,
+            "forbidden weight": of("forbidden"),
+        }
+        limits = {**limits, "forbidden weight": 0.0}
+        # Written so that a NaN fails.
+        failed = tuple(
+            name for name, error in errors.items() if error is not None and not error <= limits[name]
+        )
+        text, query, key = spot
+        rows, columns = sides(kind, self.encodings, self.targets)
+        check = HeadCheck(
+            layer=layer,
+            head=head,
+            max_abs_error=errors["weights"],
+            mean_abs_error=of("total") / cells,
+            tolerance=limits["weights"],
+            worst=Cell(
+                text=text,
+                query=query,
+                key=key,
+                query_token=rows[text].tokens[query],
+                # A model that looks at padding can be worst there.
+                key_token=columns[text].tokens[key] if key < len(columns[text]) else "padding",
+                from_scratch=of("ours"),
+                model=of("theirs"),
+            ),
+            query_error=errors["query"],
+            key_error=errors["key"],
+            value_error=errors["value"],
+            context_error=errors["context"],
+            forbidden_weight=errors["forbidden weight"],
+            row_sum_error=errors["row sums"],
+            loops_error=loops,
+            failed=failed,
+            passed=not failed,
+            kind=kind,
+        )
+        self.add_head(check, cells)
+
     def add_head(self, check: HeadCheck, cells: int) -> None:
         """Put in what a batch shows of a head: the worst of each error, the mean over all cells."""
         place = check.kind, check.layer, check.head
@@ -375,18 +438,13 @@ class Findings:
             return
         total = self.cells[place] + cells
         off = max(known, check, key=lambda one: ("weights" in one.failed, nan_is_worst(one.max_abs_error)))
+        errors = ("max_abs", "query", "key", "value", "context", "row_sum", "loops")
+        names = (*(f"{name}_error" for name in errors), "forbidden_weight")
         self.heads[place] = replace(
             max(known, check, key=_severity),
-            max_abs_error=largest(known.max_abs_error, check.max_abs_error),
+            **{name: largest(getattr(known, name), getattr(check, name)) for name in names},
             tolerance=off.tolerance,
             mean_abs_error=(known.mean_abs_error * self.cells[place] + check.mean_abs_error * cells) / total,
-            query_error=largest(known.query_error, check.query_error),
-            key_error=largest(known.key_error, check.key_error),
-            value_error=largest(known.value_error, check.value_error),
-            context_error=largest(known.context_error, check.context_error),
-            forbidden_weight=largest(known.forbidden_weight, check.forbidden_weight),
-            row_sum_error=largest(known.row_sum_error, check.row_sum_error),
-            loops_error=largest(known.loops_error, check.loops_error),
             failed=(*known.failed, *(name for name in check.failed if name not in known.failed)),
         )
         self.cells[place] = total
@@ -407,7 +465,7 @@ class Findings:
         layers = tuple(
             self.layers[place] for place in sorted(self.layers, key=lambda place: (order(place[0]), place[1]))
         )
-        cut = [cuts(encoding, target) for encoding, target in self._pairs()]
+        pairs = zip(self.encodings, self.targets or [None] * len(self.encodings), strict=True)
         return Report(
             check=self.check,
             passed=all(head.passed for head in heads) and all(layer.passed for layer in layers),
@@ -420,14 +478,10 @@ class Findings:
             num_tokens=tuple(len(encoding) for encoding in self.encodings),
             targets=tuple(target.text for target in self.targets),
             target_tokens=tuple(target.tokens for target in self.targets),
-            truncated=tuple(cut),
+            truncated=tuple(cuts(encoding, target) for encoding, target in pairs),
             matmul_precision="highest",
             origin=Origin.of(model, "eager"),
         )
-
-    def _pairs(self) -> list[tuple[Encoding, Encoding | None]]:
-        targets = self.targets or [None] * len(self.encodings)
-        return list(zip(self.encodings, targets, strict=True))
 
 
 def _layer(check: HeadCheck | LayerCheck) -> str:

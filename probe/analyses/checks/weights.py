@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,7 +32,7 @@ from probe.analyses.checks.measuring import (
     places,
     real_only,
 )
-from probe.analyses.checks.report import FROM_WEIGHTS, Cell, Findings, HeadCheck, LayerCheck
+from probe.analyses.checks.report import FROM_WEIGHTS, Findings, LayerCheck
 from probe.models.computing import computing
 from probe.models.families import ROLES, Site
 from probe.models.loading import Model
@@ -81,10 +82,7 @@ def recompute(recording: Recording) -> Iterator[Recomputed]:
     for layer, (site, seen) in enumerate(zip(recording.model.sites, recording.layers, strict=True)):
         if site.window not in masks:
             mask = allowed_mask(recording, site.window)
-            masks[site.window] = (
-                mask,
-                count_cells(mask, real, real.shape[1]),
-            )
+            masks[site.window] = mask, count_cells(mask, real, real.shape[1])
         mask, cells = masks[site.window]
         with computing(recording.model.device, tuple(real.shape)):
             module = from_scratch(site, module)
@@ -207,41 +205,6 @@ class Bounds:
     output: float
 
 
-@dataclass(frozen=True)
-class _Errors:
-    """Measured differences of one layer on one batch; a tuple has a number a head.
-
-    ``query`` to ``forbidden`` are largest entries, ``query_error_norm`` and ``key_error_norm`` the largest
-    norms of a difference of vectors. ``row`` is the largest sum over a row of differences of weights,
-    ``total`` their sum over all rows. ``worst`` is the place of the largest as (text, query, key), ``ours``
-    and ``theirs`` the two weights there. ``query_norm`` to ``value_norm`` are the largest norms of our
-    vectors. The rest are of all heads together: the largest norms of an input of the layer, of our contexts
-    and of their difference, and the largest difference of an output.
-    """
-
-    query: tuple[float, ...]
-    key: tuple[float, ...]
-    value: tuple[float, ...]
-    weights: tuple[float, ...]
-    row_sum: tuple[float, ...]
-    context: tuple[float, ...]
-    forbidden: tuple[float, ...] | None
-    query_error_norm: tuple[float, ...]
-    key_error_norm: tuple[float, ...]
-    row: tuple[float, ...]
-    total: tuple[float, ...]
-    worst: Places
-    ours: tuple[float, ...]
-    theirs: tuple[float, ...]
-    query_norm: tuple[float, ...]
-    key_norm: tuple[float, ...]
-    value_norm: tuple[float, ...]
-    input_norm: float
-    context_norm: float
-    context_error_norm: float
-    output: float
-
-
 class Tally(Findings):
     """What every batch shows about every head, computed from the weights."""
 
@@ -256,64 +219,41 @@ class Tally(Findings):
         seen, real = recording.layers[again.layer], recording.attention_mask
         scale = self.model.sites[again.layer].scale
         with computing(self.model.device, tuple(real.shape)):
-            errors = _measure(seen, again, real)
-            bounds = _bounds(seen, again, errors, scale, self.unit)
-            num_heads = len(errors.worst)
-            sampled = again.layer % num_heads
-            text, query, _ = errors.worst[sampled]
-            if errors.weights[sampled] == 0.0:  # no worst row: the last one sees every key
+            found, spots = _measure(seen, again, real)
+            bounds = _bounds(seen, again, found, scale, self.unit)
+            sampled = again.layer % len(spots)
+            text, query, _ = spots[sampled]
+            if found["weights"][sampled] == 0.0:  # no worst row: the last one sees every key
                 query = len(recording.encodings[text]) - 1
             loops = _loops_error(seen, again, sampled, text, query, scale, recording)
 
-        for head in range(num_heads):
-            error_and_bound = {
-                "weights": (errors.weights[head], bounds.weights[head]),
-                "query": (errors.query[head], bounds.query),
-                "key": (errors.key[head], bounds.key),
-                "value": (errors.value[head], bounds.value),
-                "context": (errors.context[head], bounds.context[head]),
-                "row sums": (errors.row_sum[head], bounds.row_sum),
+        for head, (text, query, key) in enumerate(spots):
+            limits = {
+                "weights": bounds.weights[head],
+                "query": bounds.query,
+                "key": bounds.key,
+                "value": bounds.value,
+                "context": bounds.context[head],
+                "row sums": bounds.row_sum,
+                "loops": bounds.weights[head],
             }
-            if head == sampled:
-                error_and_bound["loops"] = (loops, bounds.weights[head])
-            if errors.forbidden is not None:
-                error_and_bound["forbidden weight"] = (errors.forbidden[head], 0.0)
-            # Written so that a NaN fails.
-            failed = tuple(name for name, (error, bound) in error_and_bound.items() if not error <= bound)
-            text, query, key = errors.worst[head]
-            encoding = self.encodings[texts[text]]
-            check = HeadCheck(
-                layer=again.layer,
-                head=head,
-                max_abs_error=errors.weights[head],
-                mean_abs_error=errors.total[head] / again.cells,
-                tolerance=bounds.weights[head],
-                worst=Cell(
-                    text=texts[text],
-                    query=query,
-                    key=key,
-                    query_token=encoding.tokens[query],
-                    # A model that looks at padding can be worst there.
-                    key_token=encoding.tokens[key] if key < len(encoding) else "padding",
-                    from_scratch=errors.ours[head],
-                    model=errors.theirs[head],
-                ),
-                query_error=errors.query[head],
-                key_error=errors.key[head],
-                value_error=errors.value[head],
-                context_error=errors.context[head],
-                forbidden_weight=None if errors.forbidden is None else errors.forbidden[head],
-                row_sum_error=errors.row_sum[head],
-                loops_error=loops if head == sampled else None,
-                failed=failed,
-                passed=not failed,
-            )
-            self.add_head(check, again.cells)
-        self.add_layer(LayerCheck(again.layer, errors.output, bounds.output, errors.output <= bounds.output))
+            place, spot = ("self", again.layer, head), (texts[text], query, key)
+            self.judge(place, found, spot, again.cells, limits, loops if head == sampled else None)
+        error = found["output"]
+        self.add_layer(LayerCheck(again.layer, error, bounds.output, error <= bounds.output))
 
 
-def _measure(seen: LayerRecord, again: Recomputed, attention_mask: Tensor) -> _Errors:
-    """Differences between the model and the computation from scratch; padding is left out as queries."""
+def _measure(seen: LayerRecord, again: Recomputed, attention_mask: Tensor) -> tuple[dict[str, Any], Places]:
+    """Differences between the model and the computation from scratch; padding is left out as queries.
+
+    Returns
+    -------
+    What ``compare_maps`` finds, and a number a head each: "query", "key", "value" and "context", the largest
+    entry of a difference; "query_error_norm" and "key_error_norm", the largest norm of a difference of
+    vectors; "query_norm" to "value_norm", that of our vectors. Of all heads together: "input_norm",
+    "context_norm" and "context_error_norm", the largest norms of an input of the layer, of our contexts and
+    of their difference; "output", the largest difference of an output. And where weights differ most.
+    """
     steps = again.steps
     real = None if attention_mask.all() else attention_mask  # (B, T)
     of_heads, worst = compare_maps(
@@ -335,10 +275,10 @@ def _measure(seen: LayerRecord, again: Recomputed, attention_mask: Tensor) -> _E
         "context_error_norm": largest_norm(context)[0],
         "output": difference(steps.output[:, None], seen.output[:, None], real).amax(),
     }
-    return _Errors(**{"forbidden": None, **fetched(of_heads), **fetched(of_all)}, worst=places(worst))
+    return {**fetched(of_heads), **fetched(of_all)}, places(worst)
 
 
-def _bounds(seen: LayerRecord, again: Recomputed, errors: _Errors, scale: float, u: float) -> Bounds:
+def _bounds(seen: LayerRecord, again: Recomputed, found: dict[str, Any], scale: float, u: float) -> Bounds:
     sqrt_length, sqrt_width = math.sqrt(seen.weights.shape[-1]), math.sqrt(seen.query.shape[-1])
     sizes = fetched(again.sizes)
 
@@ -347,21 +287,21 @@ def _bounds(seen: LayerRecord, again: Recomputed, errors: _Errors, scale: float,
 
     def normalised(name: str, norms: tuple[float, ...]) -> float:
         """After the norm, if there is one, over vectors of which the largest have these norms."""
-        error = projection(name, errors.input_norm)
+        error = projection(name, found["input_norm"])
         if f"{name} norm" not in sizes:
             return error
         return 2 * sizes[f"{name} norm"] * error + u * (8 + sizes[f"{name} norm root"]) * max(norms)
 
-    query, key = normalised("query", errors.query_norm), normalised("key", errors.key_norm)
-    value = projection("value", errors.input_norm)
+    query, key = normalised("query", found["query_norm"]), normalised("key", found["key_norm"])
+    value = projection("value", found["input_norm"])
     weights, context = [], []
-    norms = zip(errors.query_norm, errors.key_norm, errors.value_norm, strict=True)
+    norms = zip(found["query_norm"], found["key_norm"], found["value_norm"], strict=True)
     for head, (q, k, v) in enumerate(norms):
-        dq = min(sqrt_width * query, errors.query_error_norm[head])
-        dk = min(sqrt_width * key, errors.key_error_norm[head])
+        dq = min(sqrt_width * query, found["query_error_norm"][head])
+        dk = min(sqrt_width * key, found["key_error_norm"][head])
         moved = (dq * k + q * dk) * scale / sqrt_width
         weights.append(u * (q * k * scale / 2 + 8 + sqrt_length) + moved / 2)
-        context.append(errors.row[head] * v + errors.value[head] + u * (8 + sqrt_length) * v)
+        context.append(found["row"][head] * v + found["value"][head] + u * (8 + sqrt_length) * v)
     return Bounds(
         query=query,
         key=key,
@@ -369,7 +309,7 @@ def _bounds(seen: LayerRecord, again: Recomputed, errors: _Errors, scale: float,
         weights=tuple(weights),
         row_sum=u * (8 + 2 * sqrt_length),
         context=tuple(context),
-        output=projection("output", errors.context_norm) + errors.context_error_norm * sizes["output"],
+        output=projection("output", found["context_norm"]) + found["context_error_norm"] * sizes["output"],
     )
 
 
