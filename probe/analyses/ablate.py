@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from attention import scaled_dot_product_attention, softmax
 from probe.analyses.asking import analysis
 from probe.analyses.predict import Prediction, predicted_rows, prediction_at, prediction_panel
-from probe.analyses.result import Origin, Result, named
-from probe.display.data import Axis, Cell, Column, Numbers, Panel, Sheet, Table, array, heads_panel
+from probe.analyses.result import Origin, Result, columns_of, named
+from probe.display.data import Axis, Column, Numbers, Panel, Sheet, Table, array, heads_panel
 from probe.display.nonfinite import descending, nonfinite
 from probe.errors import ProbeError
 from probe.models import backend
@@ -219,16 +219,9 @@ class Ranking(Result, what="ranking"):
         return (problem,) if problem else ()
 
     def _rows(self, ablations: Sequence[Ablation]) -> Table:
-        columns: dict[str, list[Cell]] = {
-            "layer": [one.heads[0][0] for one in ablations],
-            "head": [one.heads[0][1] for one in ablations],
-            "effect": [one.effect for one in ablations],
-            "logit_change": [one.logit_change for one in ablations],
-        }
-        digits = {"effect": ".4g", "logit_change": ".4g"}
-        return Table(
-            tuple(Column(name, cells, digits=digits.get(name, "")) for name, cells in columns.items())
-        )
+        layers, heads = zip(*(one.heads[0] for one in ablations), strict=True)
+        places = Column("layer", layers), Column("head", heads)
+        return Table((*places, *columns_of(ablations, ("effect", "logit_change"), ".4g")))
 
     def table(self) -> Table:
         """A row for each head, in the order of layers."""
@@ -237,7 +230,7 @@ class Ranking(Result, what="ranking"):
     def printed(self) -> tuple[Table, ...]:
         """The heads as they are ranked, and what each changed."""
         changed = Column("what changed", [one.summary for one in self.ablations])
-        return (replace(self._rows(self.ablations), columns=(*self._rows(self.ablations).columns, changed)),)
+        return (Table((*self._rows(self.ablations).columns, changed)),)
 
     def _sheet(self) -> Sheet:
         """The effect of each head: a row for each layer, a column for each head."""

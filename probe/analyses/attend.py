@@ -286,20 +286,8 @@ def attend(
         )
         sizes = [map_sizes(encodings[index], targets[index] if targets else None) for index in batch]
         capture(model, inputs, wanted, sizes, [maps[index] for index in batch], dtype)
-    heads_of = {kind: model.heads_of(kind) for kind in model.kinds}
-    origin = watched_origin(model)
     runs = [
-        Run(
-            encoding.text,
-            encoding.tokens,
-            encoding.spans,
-            encoding.special,
-            cuts(encoding, targets[index] if targets else None),
-            heads_of,
-            maps[index],
-            targets[index] if targets else None,
-            origin=origin,
-        )
+        _run(model, encoding, targets[index] if targets else None, maps[index])
         for index, encoding in enumerate(encodings)
     ]
     return runs[0] if isinstance(text_or_texts, (str, tuple)) else runs
@@ -314,12 +302,16 @@ def _attend_tensors(
     with unfit_explained(model):
         sizes = capture(model, given, wanted, None, [maps], dtype)
     source, target = encode_tensors(model, given, sizes["encoder" if model.has_target else "self"][0])
+    return _run(model, source, target, maps)
+
+
+def _run(model: Model, source: Encoding, target: Encoding | None, maps: Maps) -> Run:
     return Run(
         source.text,
         source.tokens,
         source.spans,
         source.special,
-        None,
+        cuts(source, target),
         {kind: model.heads_of(kind) for kind in model.kinds},
         maps,
         target,

@@ -33,7 +33,7 @@ class Maps:
     Attributes
     ----------
     from_scratch, from_model : (H, Tq, Tk), the weights as ``attention`` computes them and as the model did.
-    allowed : (H or 1, Tq, Tk), bool, which keys each query may attend to; None for all.
+    allowed : (H, Tq, Tk), bool, which keys each query may attend to; None for all.
     """
 
     from_scratch: Tensor
@@ -111,7 +111,7 @@ class Comparison(Result, what="comparison"):
     def allowed(self, layer: int, head: int, kind: str | None = None) -> Tensor | None:
         """Which keys each query may attend to, (T, T), bool; None for all. Raises as ``from_scratch``."""
         maps = self._maps(layer, head, kind)
-        return None if maps.allowed is None else maps.allowed.expand_as(maps.from_model)[head].cpu()
+        return None if maps.allowed is None else maps.allowed[head].cpu()
 
     def sides(self, kind: str | None = None) -> tuple[Encoding, Encoding]:
         """Whose tokens the queries and the keys of a kind of attention are."""
@@ -129,11 +129,7 @@ class Comparison(Result, what="comparison"):
         kind = which_kind(self.model.name, self.model.kinds, None)
         for layer in range(self.model.num_layers):
             maps = self.maps[kind, layer]
-            yield (
-                layer,
-                maps.from_model,
-                None if maps.allowed is None else maps.allowed.expand_as(maps.from_model),
-            )
+            yield layer, maps.from_model, maps.allowed
 
     def compare_masks(self, layer: int, head: int, *, other: Recording | None = None) -> MaskComparison:
         """The head under the causal and the bidirectional mask; ``other`` as for ``masking.masks_of``."""
@@ -287,33 +283,14 @@ def twice_panels(
     report: Report, ours: Tensor, theirs: Tensor, axes: tuple[Axis, Axis], masked: Tensor | None
 ) -> tuple[Panel, Panel, Panel]:
     """The panels of a map from scratch, the model's own, and how far they are apart."""
+    here = f"computed here {report.check}, step by step"
+    there = "what the model computed in its forward pass"
+    apart, ends = (ours - theirs).abs(), report.difference_ends
+    scale = "logarithmic scale"
     return (
-        Panel(
-            "From scratch",
-            "from scratch",
-            ours,
-            *axes,
-            note=f"computed here {report.check}, step by step",
-            masked=masked,
-        ),
-        Panel(
-            "The model's own",
-            "model",
-            theirs,
-            *axes,
-            note="what the model computed in its forward pass",
-            masked=masked,
-        ),
-        Panel(
-            "Absolute difference",
-            "difference",
-            (ours - theirs).abs(),
-            *axes,
-            kind="difference",
-            note="logarithmic scale",
-            masked=masked,
-            ends=report.difference_ends,
-        ),
+        Panel("From scratch", "from scratch", ours, *axes, note=here, masked=masked),
+        Panel("The model's own", "model", theirs, *axes, note=there, masked=masked),
+        Panel("Absolute difference", "difference", apart, *axes, "difference", scale, masked, ends),
     )
 
 
@@ -362,11 +339,8 @@ def comparison_of(recording: Recording) -> Comparison:
     for again in recompute(recording):
         tally.add(recording, again, [0])
         mask = allowed_mask(recording, model.sites[again.layer].window)
-        maps["self", again.layer] = Maps(
-            again.steps.heads.weights[0],
-            recording.layers[again.layer].weights[0],
-            None if mask is None else mask[0],
-        )
+        ours, theirs = again.steps.heads.weights[0], recording.layers[again.layer].weights[0]
+        maps["self", again.layer] = Maps(ours, theirs, None if mask is None else mask[0].expand_as(theirs))
     predictions = predictions_of(recording)
     # The scores of the whole vocabulary at every position would be most of what a comparison keeps.
     slim = replace(recording, logits=None)
@@ -380,7 +354,7 @@ def _from_query_and_key(
     maps: dict[tuple[str, int], Maps] = {}
 
     def keep(here: backend.Attention, call: backend.Call, ours: Tensor, theirs: Tensor) -> None:
-        allowed = None if call.mask is None else call.mask.expand(1, -1, *theirs.shape[2:])[0]
+        allowed = None if call.mask is None else call.mask.expand_as(theirs)[0]
         maps[here.kind, here.layer] = Maps(ours[0], theirs[0], allowed)
 
     if isinstance(given, Encoding):

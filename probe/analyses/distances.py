@@ -79,9 +79,8 @@ class HeadDistances(Result, what="distances"):
 
     def printed(self) -> tuple[Table, ...]:
         """The heads, the one that looks farthest first."""
-        columns = columns_of(
-            self.ranked, ("layer", "head", "distance", "uniform"), distance=".3f", uniform=".3f"
-        )
+        places = columns_of(self.ranked, ("layer", "head"))
+        columns = (*places, *columns_of(self.ranked, ("distance", "uniform"), ".3f"))
         note = (
             "distance: mean distance of a key from its query in tokens, each pair counted by its weight "
             "(Vig and Belinkov 2019). uniform: the same if each query looked at all its keys alike."

@@ -15,7 +15,7 @@ from probe.analyses.asking import analysis
 from probe.analyses.attend import watched_origin
 from probe.analyses.compare import Comparison
 from probe.analyses.result import Origin, Result, columns_of
-from probe.display.data import Column, Sheet, Table, heads_panel
+from probe.display.data import Sheet, Table, heads_panel
 from probe.display.nonfinite import descending, nonfinite
 from probe.errors import ProbeError
 from probe.models.loading import Model, resolve
@@ -134,26 +134,25 @@ class FoundHeads(Result, what="found"):
         return self._listed(self.heads), *by_difference
 
     def _listed(self, links: Sequence[HeadLink], title: str = "") -> Table:
-        words = [("weight", self.to_word), *([("versus", self.versus)] if self.versus else [])]
-        columns = [Column(name, [getattr(link, name) for link in links]) for name in ("layer", "head")]
-        columns += [
-            Column(name, [getattr(link, name) for link in links], f"on {word.word}", ".4f")
-            for name, word in words
-        ]
-        if self.versus:
-            columns.append(Column("difference", [link.difference for link in links], digits="+.4f"))
-        return Table(tuple(columns), title)
+        shares = {name: f"on {word.word}" for name, word in self._targets.items()}
+        differences = columns_of(links, ("difference",), "+.4f") if self.versus else ()
+        places = columns_of(links, ("layer", "head"))
+        return Table((*places, *columns_of(links, shares, ".4f"), *differences), title)
+
+    @property
+    def _targets(self) -> dict[str, FoundWord]:
+        """The words that are attended to, by what the weight on them is called in a ``HeadLink``."""
+        return {"weight": self.to_word, **({"versus": self.versus} if self.versus else {})}
 
     def _sheet(self) -> Sheet:
         """A panel for each target: a row for each layer, a column for each head."""
-        targets = [("weight", self.to_word), *([("versus", self.versus)] if self.versus else [])]
         panels = tuple(
             heads_panel(
                 f"{self.from_word.word} → {word.word}",
                 {(link.layer, link.head): getattr(link, name) for link in self.heads},
                 "weight from the first word to the second",
             )
-            for name, word in targets
+            for name, word in self._targets.items()
         )
         return Sheet(f"{self.model_name} ({self.source}), all heads", panels, (self.summary,))
 
@@ -293,17 +292,17 @@ def locate(encoding: Encoding, word: str) -> FoundWord:
         raise ProbeError(
             "This tokenizer doesn't say which part of the text a token covers, so words can't be looked up."
         )
-    word = word.strip()
-    found = _occurrences(encoding, encoding.spans, word)
-    numbered = re.fullmatch(r"(.+)#(\d+)", word)
-    if found or not numbered:
-        if not found:
-            raise ProbeError(_missing(encoding, word))
-        return FoundWord(word, tuple(found))
-    name, number = numbered[1], int(numbered[2])
+    name, number = word.strip(), None
+    word = name
     found = _occurrences(encoding, encoding.spans, name)
+    numbered = re.fullmatch(r"(.+)#(\d+)", name)
+    if not found and numbered:
+        name, number = numbered[1], int(numbered[2])
+        found = _occurrences(encoding, encoding.spans, name)
     if not found:
         raise ProbeError(_missing(encoding, name))
+    if number is None:
+        return FoundWord(word, tuple(found))
     if not 1 <= number <= len(found):
         times = "once" if len(found) == 1 else f"{len(found)} times"
         raise ProbeError(f'"{name}" occurs {times} in the text: there is no "{word}". They count from 1.')

@@ -228,11 +228,8 @@ def masks_of(
     """
     model, (encoding,) = recording.model, recording.encodings
     model.check_head(layer, head)
-    trained, untrained = (True, False) if model.causal else (False, True)
-    maps = {
-        trained: _weights(recording, layer, head, causal=trained),
-        untrained: _weights(other or recording, layer, head, causal=untrained),
-    }
+    runs = {model.causal: recording, not model.causal: other or recording}
+    maps = {causal: _weights(run, layer, head, causal=causal) for causal, run in runs.items()}
     return MaskComparison(
         layer=layer,
         head=head,

@@ -18,7 +18,7 @@ from probe.analyses.asking import analysis
 from probe.analyses.attend import watched_origin
 from probe.analyses.compare import Comparison
 from probe.analyses.result import Origin, Result, columns_of
-from probe.display.data import Column, Sheet, Table, heads_panel
+from probe.display.data import Sheet, Table, heads_panel
 from probe.display.nonfinite import nonfinite
 from probe.errors import ProbeError
 from probe.models.loading import Model, resolve
@@ -309,13 +309,10 @@ class HeadMeasures(Result, what="measures"):
 
     def printed(self) -> tuple[Table, ...]:
         """The heads as they are ordered here, and what the columns mean."""
-        columns = [Column(name, [getattr(head, name) for head in self.heads]) for name in ("layer", "head")]
-        columns += [
-            Column(one.name, [getattr(head, one.name) for head in self.heads], one.title, ".3f")
-            for one in MEASURES
-        ]
+        places = columns_of(self.heads, ("layer", "head"))
+        columns = (*places, *columns_of(self.heads, {one.name: one.title for one in MEASURES}, ".3f"))
         meanings = tuple(f"{one.title}: {one.definition} {one.source}." for one in MEASURES)
-        return (Table(tuple(columns), notes=meanings),)
+        return (Table(columns, notes=meanings),)
 
     def _sheet(self) -> Sheet:
         """A panel for each measure: a row for each layer, a column for each head."""

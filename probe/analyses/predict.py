@@ -99,13 +99,9 @@ class Predictions(Result, what="predictions"):
             for one in self
             for rank, (text, probability) in enumerate(one.candidates)
         ]
-        names, digits = ("position", "rank", "text", "probability"), {"probability": ".4f"}
-        return Table(
-            tuple(
-                Column(name, [row[place] for row in rows], digits=digits.get(name, ""))
-                for place, name in enumerate(names)
-            )
-        )
+        names, digits = ("position", "rank", "text", "probability"), ("", "", "", ".4f")
+        columns = zip(names, zip(*rows, strict=True), digits, strict=True)
+        return Table(tuple(Column(name, cells, digits=written) for name, cells, written in columns))
 
     def _sheet(self) -> Sheet:
         """A column of bars for each place."""
@@ -150,14 +146,8 @@ def predict(model: Model | str, text: Text, k: int = 5, *, truncate: bool = Fals
     problem = nonfinite(model.name, (share for place in places for _, share in place.candidates))
     if problem:
         raise ProbeError(problem)
-    return Predictions(
-        encoding.text,
-        encoding.tokens,
-        encoding.truncated,
-        k,
-        places,
-        origin=Origin.of(model, "eager"),
-    )
+    origin = Origin.of(model, "eager")
+    return Predictions(encoding.text, encoding.tokens, encoding.truncated, k, places, origin=origin)
 
 
 def predictions_of(recording: Recording, k: int = 5) -> tuple[Prediction, ...]:

@@ -305,13 +305,13 @@ def named(tokens: Sequence[str]) -> list[str]:
 
 def pair_table(queries: Sequence[str], keys: Sequence[str], **maps: Tensor) -> Table:
     """A row for each pair of query and key, a column for each of the (Tq, Tk) maps."""
-    names: dict[str, list[Cell]] = {
-        "query": [query for query in queries for _ in keys],
-        "key": [key for _ in queries for key in keys],
-    }
-    columns = [Column(name, cells) for name, cells in names.items()]
-    columns += [Column(name.replace("_", " "), one.flatten().tolist()) for name, one in maps.items()]
-    return Table(tuple(columns))
+    return Table(
+        (
+            Column("query", [query for query in queries for _ in keys]),
+            Column("key", [key for _ in queries for key in keys]),
+            *(Column(name.replace("_", " "), one.flatten().tolist()) for name, one in maps.items()),
+        )
+    )
 
 
 def strictly_plain(value: Any) -> Any:
@@ -337,10 +337,13 @@ def strictly_plain(value: Any) -> Any:
     return str(value).removeprefix("torch.")
 
 
-def columns_of(rows: Sequence[Any], names: Sequence[str], **digits: str) -> tuple[Column, ...]:
-    """Columns of the attributes ``names`` of each row; ``digits`` as for ``Column``, by name."""
+def columns_of(
+    rows: Sequence[Any], names: Sequence[str] | Mapping[str, str], digits: str = ""
+) -> tuple[Column, ...]:
+    """Columns of the attributes ``names`` of each row, with titles where they are given, for people."""
+    titles = names if isinstance(names, Mapping) else {}
     return tuple(
-        Column(name, [_cell(getattr(row, name)) for row in rows], digits=digits.get(name, ""))
+        Column(name, [_cell(getattr(row, name)) for row in rows], titles.get(name, ""), digits)
         for name in names
     )
 

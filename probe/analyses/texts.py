@@ -17,7 +17,7 @@ from probe.display.data import Axis, Column, Numbers, Panel, Sheet, Table, array
 from probe.display.nonfinite import nonfinite
 from probe.errors import ProbeError
 from probe.models.loading import Model, resolve
-from probe.running.tokens import Span, Text
+from probe.running.tokens import Encoding, Span, Text
 
 
 @dataclass(frozen=True)
@@ -193,7 +193,8 @@ def compare_texts(
             runs.append(attend(model, text, [(layer, head)], truncate=truncate))
         except ProbeError as error:
             raise error.about(f"The {which} text") from None
-    return _compared(runs[0].origin, layer, head, *(_of_run(run, layer, head) for run in runs))
+    maps = (_text_map(run, run.weights(layer, head)) for run in runs)
+    return _compared(runs[0].origin, layer, head, *maps)
 
 
 def compare_texts_of(first: Comparison, second: Comparison, layer: int, head: int) -> TextComparison:
@@ -210,21 +211,13 @@ def compare_texts_of(first: Comparison, second: Comparison, layer: int, head: in
             "take one for both."
         )
     first.model.check_head(layer, head)
-    maps = (_of_comparison(one, layer, head) for one in (first, second))
+    # Clones, because a view would keep the maps of all heads alive.
+    maps = (_text_map(one.encoding, one.from_model(layer, head).clone()) for one in (first, second))
     return _compared(first.origin, layer, head, *maps)
 
 
-def _of_run(run: Run, layer: int, head: int) -> TextMap:
-    return TextMap(run.text, run.tokens, run.spans, run.special, run.truncated, run.weights(layer, head))
-
-
-def _of_comparison(comparison: Comparison, layer: int, head: int) -> TextMap:
-    encoding = comparison.encoding
-    # A clone, because a view would keep the maps of all heads alive.
-    weights = comparison.from_model(layer, head).clone()
-    return TextMap(
-        encoding.text, encoding.tokens, encoding.spans, encoding.special, encoding.truncated, weights
-    )
+def _text_map(of: Run | Encoding, weights: Tensor) -> TextMap:
+    return TextMap(of.text, of.tokens, of.spans, of.special, of.truncated, weights)
 
 
 def _compared(origin: Origin, layer: int, head: int, first: TextMap, second: TextMap) -> TextComparison:

@@ -208,7 +208,40 @@ class Trace(Result, what="trace"):
 
     def told(self, rows: int | None = None) -> str:
         """A trace to be followed with a pocket calculator: seven significant digits a number."""
-        return trace_text(self, rows)
+        masked = [
+            digits(value) if may else "-inf"
+            for value, may in zip(self.masked.tolist(), self.allowed.tolist(), strict=True)
+        ]
+        keys = Table(
+            (
+                Column("key", range(len(self.tokens))),
+                Column("token", self.tokens),
+                *_in_digits(("dot product", self.dot_products), ("scaled", self.scaled)),
+                Column("masked", masked, right=True),
+                *_in_digits(
+                    ("exponential", self.exponentials),
+                    ("weight", self.weights),
+                    ("model's weight", self.model_weights),
+                ),
+            )
+        )
+        named = list(enumerate(self.tokens))
+        parts = [
+            "\n".join([self.summary, *self.remarks, *self.cuts]),
+            f"Input at this position:\n{_vector(self.input)}",
+            *_query_and_keys(self),
+            f"Dot product = query vector . key vector.  Scaled = dot product x {digits(self.scale)}.  "
+            "Masked = -inf for keys the mask forbids.\n"
+            f"Exponential = exp(masked - {digits(self.maximum)}), the largest.  Their sum is "
+            f"{digits(self.exponential_sum)}.  Weight = exponential / sum.",
+            rendered(keys if rows is None else keys.head(rows)).rstrip(),
+            f"Value vectors{self.shared}:\n"
+            + "\n".join(f"{i} {token}:\n{_vector(self.values[i])}" for i, token in named),
+            f"Context vector = sum of weight x value vector:\n{_vector(self.context)}",
+            f"This head's share of the layer's output = context x its output weights:\n"
+            f"{_vector(self.output_share)}",
+        ]
+        return "\n\n".join(parts) + "\n"
 
 
 @analysis(Trace, command="trace")
@@ -308,44 +341,6 @@ def _check_position(query: int, length: int) -> None:
             f"There is no position {query!r}: the text has {length} tokens, special tokens included, counted "
             f"from 0 to {length - 1}."
         )
-
-
-def trace_text(trace: Trace, rows: int | None = None) -> str:
-    """A trace to be followed with a pocket calculator: seven significant digits a number; see ``told``."""
-    masked = [
-        digits(value) if may else "-inf"
-        for value, may in zip(trace.masked.tolist(), trace.allowed.tolist(), strict=True)
-    ]
-    keys = Table(
-        (
-            Column("key", range(len(trace.tokens))),
-            Column("token", trace.tokens),
-            *_in_digits(("dot product", trace.dot_products), ("scaled", trace.scaled)),
-            Column("masked", masked, right=True),
-            *_in_digits(
-                ("exponential", trace.exponentials),
-                ("weight", trace.weights),
-                ("model's weight", trace.model_weights),
-            ),
-        )
-    )
-    named = list(enumerate(trace.tokens))
-    parts = [
-        "\n".join([trace.summary, *trace.remarks, *trace.cuts]),
-        f"Input at this position:\n{_vector(trace.input)}",
-        *_query_and_keys(trace),
-        f"Dot product = query vector . key vector.  Scaled = dot product x {digits(trace.scale)}.  "
-        "Masked = -inf for keys the mask forbids.\n"
-        f"Exponential = exp(masked - {digits(trace.maximum)}), the largest.  Their sum is "
-        f"{digits(trace.exponential_sum)}.  Weight = exponential / sum.",
-        rendered(keys if rows is None else keys.head(rows)).rstrip(),
-        f"Value vectors{trace.shared}:\n"
-        + "\n".join(f"{i} {token}:\n{_vector(trace.values[i])}" for i, token in named),
-        f"Context vector = sum of weight x value vector:\n{_vector(trace.context)}",
-        f"This head's share of the layer's output = context x its output weights:\n"
-        f"{_vector(trace.output_share)}",
-    ]
-    return "\n\n".join(parts) + "\n"
 
 
 def _query_and_keys(trace: Trace) -> list[str]:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
+
+import numpy as np
 
 STEPS = 256
 """Number of colours in one scale."""
@@ -30,13 +31,9 @@ class Scale:
 
     def rgb(self, position: float) -> tuple[int, int, int]:
         """The sRGB colour (0..255 each) at a position in 0..1."""
-        for (left, chroma_a, hue_a), (right, chroma_b, hue_b) in pairwise(self.stops):
-            if position <= right:
-                share = (position - left) / (right - left)
-                chroma = chroma_a + share * (chroma_b - chroma_a)
-                hue = hue_a + share * (hue_b - hue_a)
-                return oklch_to_rgb(self.lightness(position), chroma, hue)
-        return oklch_to_rgb(self.lightness(1.0), *self.stops[-1][1:])
+        positions, chromas, hues = zip(*self.stops, strict=True)
+        chroma, hue = (float(np.interp(position, positions, of)) for of in (chromas, hues))
+        return oklch_to_rgb(self.lightness(position), chroma, hue)
 
     @cached_property
     def colours(self) -> tuple[tuple[int, int, int], ...]:

@@ -199,10 +199,9 @@ class _Layout:
         head = self.wrapped(title, width, _LARGE)
         notes = [part for caption in captions for part in self.wrapped(caption, width, _NOTE)]
         entries = self.legend_entries()
-        names = [
-            self.wrapped(one.panel.title, self.across(i) + 2 * _GAP, _NORMAL) for i, one in self.numbered
-        ]
-        abouts = [self.wrapped(one.panel.note, self.across(i) + 2 * _GAP, _NOTE) for i, one in self.numbered]
+        rooms = [(one.panel, self.across(index) + 2 * _GAP) for index, one in enumerate(self.panels)]
+        names = [self.wrapped(panel.title, room, _NORMAL) for panel, room in rooms]
+        abouts = [self.wrapped(panel.note, room, _NOTE) for panel, room in rooms]
         notes_height = line * _NOTE * len(notes) + (_GAP if notes else 0.0)
         base = _GAP + notes_height + (0.22 if entries else 0.0)
         # From the lowest line of panels up: where its maps end, and where the next begins.
@@ -232,7 +231,7 @@ class _Layout:
                 borderpad=0.0,
                 borderaxespad=0.0,
             )
-        for index, _ in self.numbered:
+        for index in range(len(self.panels)):
             left, bottom = lefts[index], bottoms[index]
             box = left / width, bottom / height, self.across(index) / width, self.down(index) / height
             if self.panels[index].kind == "bars":
@@ -243,10 +242,6 @@ class _Layout:
             self.write(left, top, abouts[index], _NOTE, va="bottom", color="#444444")
             above = top + line * _NOTE * len(abouts[index])
             self.write(left, above, names[index], _NORMAL, va="bottom")
-
-    @property
-    def numbered(self) -> list[tuple[int, _Drawn]]:
-        return list(enumerate(self.panels))
 
     def across(self, index: int) -> float:
         """Width of a panel in inches, without its labels and its scale."""
@@ -273,12 +268,10 @@ class _Layout:
         if panel.kind in ("bars", "mask"):
             return False
         ends = any(index == indices[-1] for indices in self.lines)
-        following = None if ends else self.panels[index + 1]
-        shares = following is not None and (following.kind, following.panel.ends) == (
-            panel.kind,
-            panel.panel.ends,
-        )
-        return panel.kind == "difference" or not shares
+        if ends or panel.kind == "difference":
+            return True
+        following = self.panels[index + 1]
+        return (following.kind, following.panel.ends) != (panel.kind, panel.panel.ends)
 
     def measure(self, text: str, size: float) -> tuple[float, float]:
         """Width and height of one line of text."""
@@ -372,8 +365,7 @@ class _Layout:
         bar = self.figure.colorbar(image, cax=axes)
         if panel.kind == "weight":
             low, high = panel.panel.ends or (0.0, 1.0)
-            marks = [(low + share * (high - low), "") for share in (0.0, 0.25, 0.5, 0.75, 1.0)]
-            marks = [(mark, f"{mark:.3g}") for mark, _ in marks]
+            marks = [(mark, f"{mark:.3g}") for mark in np.linspace(low, high, 5).tolist()]
         elif panel.kind == "change":
             marks = [(-1.0, "−1"), (0.0, "0"), (1.0, "+1")]
         else:
