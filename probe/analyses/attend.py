@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, overload
+from typing import Any, TypeVar, overload
 
 import numpy as np
 import torch
@@ -18,12 +18,13 @@ from probe.errors import ProbeError
 from probe.models import backend
 from probe.models.kinds import sides, which_kind
 from probe.models.loading import Model, resolve
-from probe.running.capture import Heads, Maps, Wanted, capture, map_sizes, wanted_of
+from probe.running.capture import Heads, Maps, Wanted, capture, map_sizes, wanted_of, watch
 from probe.running.inputs import (
     batch_inputs,
     batches,
     cuts,
     encode_all,
+    encode_for,
     encode_targets,
     encode_tensors,
     tensors_for,
@@ -31,6 +32,10 @@ from probe.running.inputs import (
 )
 from probe.running.tokens import Encoding, Span, Text
 from probe.running.words import single_tokens
+
+Found = TypeVar("Found")
+# Is given the text's tokens, and a layer with its weights and its mask as ``watch`` shows them.
+OfLayer = Callable[[Encoding, int, Tensor, Tensor | None], Found]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -317,6 +322,17 @@ def _run(model: Model, source: Encoding, target: Encoding | None, maps: Maps) ->
         target,
         origin=watched_origin(model),
     )
+
+
+def watched(
+    model: Model | str, text: Text, of_layer: OfLayer[Found], *, truncate: bool
+) -> tuple[Origin, Encoding, list[Found]]:
+    """Run a model once on a text and keep of each layer what ``of_layer`` makes of it, no map."""
+    model = resolve(model)
+    encoding = encode_for(model, text, truncate=truncate)
+    found: list[Found] = []
+    watch(model, encoding, lambda *seen: found.append(of_layer(encoding, *seen)))
+    return watched_origin(model), encoding, found
 
 
 def watched_origin(model: Model) -> Origin:

@@ -9,14 +9,15 @@ from typing import Any
 from torch import Tensor
 
 from probe.analyses.asking import analysis
+from probe.analyses.attend import Found, OfLayer
 from probe.analyses.checks import query_key
 from probe.analyses.checks.report import HeadCheck, Report, nan_is_worst
 from probe.analyses.checks.weights import Tally, allowed_mask, recompute
 from probe.analyses.masks import MaskComparison, masks_of
 from probe.analyses.predict import Prediction, predictions_of
-from probe.analyses.result import Place, Result, named, pair_table
+from probe.analyses.result import Origin, Place, Result, named, pair_table
 from probe.analyses.trace import Trace, trace_of
-from probe.display.data import Axis, Column, MapSet, Numbers, Panel, Sheet, Table, array
+from probe.display.data import Axis, Cell, Column, MapSet, Numbers, Panel, Sheet, Table, array
 from probe.display.nonfinite import nonfinite
 from probe.models import backend
 from probe.models.kinds import sides, which_kind
@@ -131,6 +132,10 @@ class Comparison(Result, what="comparison"):
             maps = self.maps[kind, layer]
             yield layer, maps.from_model, maps.allowed
 
+    def watched(self, of_layer: OfLayer[Found]) -> tuple[Origin, Encoding, list[Found]]:
+        """What ``attend.watched`` gives of the same run. Raises as ``layers``."""
+        return self.origin, self.encoding, [of_layer(self.encoding, *seen) for seen in self.layers()]
+
     def compare_masks(self, layer: int, head: int, *, other: Recording | None = None) -> MaskComparison:
         """The head under the causal and the bidirectional mask; ``other`` as for ``masking.masks_of``."""
         return masks_of(self.recording, layer, head, other=other)
@@ -218,24 +223,17 @@ class Comparison(Result, what="comparison"):
 
     def table(self) -> Table:
         """A row for each pair of query and key of each head."""
-        tables = []
+        places = ("kind", "layer", "head") if len(self.report.kinds) > 1 else ("layer", "head")
+        cells: dict[str, list[Cell]] = {}
         for one in self._shown:
             asked = one.layer, one.head, one.kind
-            queries, keys = (named(side.tokens) for side in self.sides(one.kind))
-            pairs = pair_table(
-                queries, keys, from_scratch=self.from_scratch(*asked), model=self.from_model(*asked)
-            )
-            places = [
-                Column(name, [getattr(one, name)] * len(pairs))
-                for name in (*(["kind"] if len(self.report.kinds) > 1 else []), "layer", "head")
-            ]
-            tables.append((*(places if self.place is None else []), *pairs.columns))
-        return Table(
-            tuple(
-                replace(of[0], cells=[cell for column in of for cell in column.cells])
-                for of in zip(*tables, strict=True)
-            )
-        )
+            sides = (named(side.tokens) for side in self.sides(one.kind))
+            pairs = pair_table(*sides, from_scratch=self.from_scratch(*asked), model=self.from_model(*asked))
+            for name in places if self.place is None else ():
+                cells.setdefault(name, []).extend([getattr(one, name)] * len(pairs))
+            for column in pairs.columns:
+                cells.setdefault(column.name, []).extend(column.cells)
+        return Table(tuple(Column(name, of) for name, of in cells.items()))
 
     def printed(self) -> tuple[Table, ...]:
         """The heads that agree least."""
@@ -262,16 +260,10 @@ class Comparison(Result, what="comparison"):
             return None
         kind, layer, head = self.place
         asked = layer, head, kind
-        allowed = self.allowed(*asked)
-        masked = None if allowed is None else ~allowed
+        allowed, maps = self.allowed(*asked), (self.from_scratch(*asked), self.from_model(*asked))
         queries, keys = self.sides(kind)
-        panels = twice_panels(
-            self.report,
-            self.from_scratch(*asked),
-            self.from_model(*asked),
-            (Axis("query", queries.tokens), Axis("key", keys.tokens)),
-            masked,
-        )
+        axes = Axis("query", queries.tokens), Axis("key", keys.tokens)
+        panels = twice_panels(self.report, *maps, axes, None if allowed is None else ~allowed)
         title = f"{self.model_name} ({self.source}), {self.check(*asked).place}"
         return Sheet(title, panels, (self.summary,))
 

@@ -8,14 +8,12 @@ import torch
 from torch import Tensor
 
 from probe.analyses.asking import analysis
-from probe.analyses.attend import watched_origin
+from probe.analyses.attend import watched
 from probe.analyses.compare import Comparison
 from probe.analyses.result import Origin, Result, columns_of
 from probe.display.data import Sheet, Table, heads_panel
 from probe.display.nonfinite import nonfinite
-from probe.models.loading import Model, resolve
-from probe.running.capture import watch
-from probe.running.inputs import encode_for
+from probe.models.loading import Model
 from probe.running.tokens import Encoding, Text
 
 
@@ -125,17 +123,12 @@ def distances(model: Model | str, text: Text, *, truncate: bool = False) -> Head
     --------
     >>> distances("gpt2", "The cat sat on the mat.").heads[0].distance  # doctest: +SKIP
     """
-    model = resolve(model)
-    encoding = encode_for(model, text, truncate=truncate)
-    layers: list[list[HeadDistance]] = []
-    watch(model, encoding, lambda *seen: layers.append(_of_layer(*seen)))
-    return _distances(watched_origin(model), encoding, layers)
+    return _distances(*watched(model, text, _of_layer, truncate=truncate))
 
 
 def distances_of(comparison: Comparison) -> HeadDistances:
     """``distances`` for a run that has been made already."""
-    layers = [_of_layer(*seen) for seen in comparison.layers()]
-    return _distances(comparison.origin, comparison.encoding, layers)
+    return _distances(*comparison.watched(_of_layer))
 
 
 def weighted_distance(weights: Tensor) -> Tensor:
@@ -146,7 +139,7 @@ def weighted_distance(weights: Tensor) -> Tensor:
     return (weights * far).sum((-2, -1)) / weights.sum((-2, -1))
 
 
-def _of_layer(layer: int, weights: Tensor, allowed: Tensor | None) -> list[HeadDistance]:
+def _of_layer(_: Encoding, layer: int, weights: Tensor, allowed: Tensor | None) -> list[HeadDistance]:
     """A layer's heads, from their maps and masks: (H, T, T)."""
     alike = torch.ones_like(weights[0]) if allowed is None else allowed.double()
     uniform = weighted_distance(alike / alike.sum(-1, keepdim=True).clamp_min(1.0))

@@ -62,9 +62,9 @@ class MaskComparison(Result, what="masks"):
     window: int | None
 
     @property
-    def labels(self) -> dict[str, str]:
+    def labels(self) -> dict[Direction, str]:
         """A caption for each of the two."""
-        other = "bidirectional" if self.trained_with == "causal" else "causal"
+        other: Direction = "bidirectional" if self.trained_with == "causal" else "causal"
         window = "" if self.window is None else f" within the window of {self.window}"
         return {
             self.trained_with: f"{self.trained_with}{window}, as the model was trained",
@@ -124,8 +124,7 @@ class MaskComparison(Result, what="masks"):
         return (Table(columns),)
 
     def _sheet(self) -> Sheet:
-        order: tuple[Direction, Direction] = ("causal", "bidirectional")
-        first, second = order if self.trained_with == "causal" else (order[1], order[0])
+        first, second = self.labels
         maps = {"causal": self.causal, "bidirectional": self.bidirectional}
         sees = _sees(self.window)
         axes = Axis("query", self.tokens), Axis("key", self.tokens)

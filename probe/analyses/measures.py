@@ -15,15 +15,13 @@ import torch
 from torch import Tensor
 
 from probe.analyses.asking import analysis
-from probe.analyses.attend import watched_origin
+from probe.analyses.attend import watched
 from probe.analyses.compare import Comparison
 from probe.analyses.result import Origin, Result, columns_of
 from probe.display.data import Sheet, Table, heads_panel
 from probe.display.nonfinite import nonfinite
 from probe.errors import ProbeError
-from probe.models.loading import Model, resolve
-from probe.running.capture import watch
-from probe.running.inputs import encode_for
+from probe.models.loading import Model
 from probe.running.tokens import Encoding, Text
 
 
@@ -342,27 +340,19 @@ def measure_heads(model: Model | str, text: Text, *, truncate: bool = False) -> 
     >>> measures = measure_heads("gpt2", "The cat sat on the mat. The cat sat on the mat.")
     >>> measures.ranked("induction")[0]  # doctest: +SKIP
     """
-    model = resolve(model)
-    encoding = encode_for(model, text, truncate=truncate)
-    layers: list[_Measured] = []
-    watch(model, encoding, lambda *seen: layers.append(_measured(model, encoding, *seen)))
-    return _measures(watched_origin(model), encoding, layers)
+    return _measures(*watched(model, text, _measured, truncate=truncate))
 
 
 def measures_of(comparison: Comparison) -> HeadMeasures:
     """``measure_heads`` for a run that has been made already."""
-    model, encoding = comparison.model, comparison.encoding
-    layers = [_measured(model, encoding, *seen) for seen in comparison.layers()]
-    return _measures(comparison.origin, encoding, layers)
+    return _measures(*comparison.watched(_measured))
 
 
-_Measured = tuple[list[HeadMeasure], str | None]
-"""The heads of a layer, and a sentence if their weights are no numbers."""
+_Measured = tuple[list[HeadMeasure], bool]
+"""The heads of a layer, and whether all their weights are finite."""
 
 
-def _measured(
-    model: Model, encoding: Encoding, layer: int, weights: Tensor, allowed: Tensor | None
-) -> _Measured:
+def _measured(encoding: Encoding, layer: int, weights: Tensor, allowed: Tensor | None) -> _Measured:
     heads = []
     for head, one in enumerate(weights.cpu()):
         keys = None if allowed is None else allowed[head].cpu()
@@ -379,7 +369,7 @@ def _measured(
             induction=induction_score(one, encoding.ids, keys, encoding.special),
         )
         heads.append(measure)
-    return heads, nonfinite(model.name, [weights])
+    return heads, bool(weights.isfinite().all())
 
 
 def _measures(origin: Origin, encoding: Encoding, layers: Sequence[_Measured]) -> HeadMeasures:
@@ -388,6 +378,6 @@ def _measures(origin: Origin, encoding: Encoding, layers: Sequence[_Measured]) -
         encoding.tokens,
         encoding.truncated,
         tuple(head for heads, _ in layers for head in heads),
-        next((notice for _, notice in layers if notice), None),
+        nonfinite(origin.model, [0.0 if finite else math.nan for _, finite in layers]),
         origin=origin,
     )

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from probe.analyses.asking import analysis
-from probe.analyses.attend import watched_origin
+from probe.analyses.attend import watched
 from probe.analyses.compare import Comparison
 from probe.analyses.result import Origin, Result
 from probe.display.data import Axis, Column, Numbers, Panel, Sheet, Table, array, grid
 from probe.display.nonfinite import nonfinite
 from probe.errors import ProbeError
-from probe.models.loading import Model, resolve
-from probe.running.capture import watch
-from probe.running.inputs import encode_for
+from probe.models.loading import Model
 from probe.running.tokens import Encoding, Span, Text
 from probe.running.words import single_tokens
 
@@ -42,16 +41,17 @@ def roll_out(layers: Iterable[Tensor]) -> list[Tensor]:
     ----------
     Abnar and Zuidema 2020, "Quantifying Attention Flow in Transformers", section 3, attention rollout.
     """
-    maps: list[Tensor] = []
-    for weights in layers:
-        maps.append(_step(weights, maps[-1] if maps else None))
-    return maps
+    return _multiplied(map(_mixed, layers))
 
 
-def _step(weights: Tensor, before: Tensor | None) -> Tensor:
+def _multiplied(mixed: Iterable[Tensor]) -> list[Tensor]:
+    return list(accumulate(mixed, lambda before, layer: layer @ before))
+
+
+def _mixed(weights: Tensor) -> Tensor:
+    """(H, T, T) -> (T, T): the mean over the heads, half and half with the identity."""
     mean = weights.detach().cpu().mean(0, dtype=torch.float64)
-    mixed = 0.5 * mean + 0.5 * torch.eye(len(mean), dtype=torch.float64)
-    return mixed if before is None else mixed @ before
+    return 0.5 * mean + 0.5 * torch.eye(len(mean), dtype=torch.float64)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -159,30 +159,25 @@ def rollout(model: Model | str, text: Text, *, truncate: bool = False) -> Rollou
     ProbeError
         If there is no such model or the text can't be taken.
     """
-    model = resolve(model)
-    encoding = encode_for(model, text, truncate=truncate)
-    maps: list[Tensor] = []
-
-    def see(layer: int, weights: Tensor, allowed: Tensor | None) -> None:
-        maps.append(_step(weights, maps[-1] if maps else None))
-
-    watch(model, encoding, see)
-    return _rollout(watched_origin(model), encoding, maps)
+    return _rollout(*watched(model, text, _of_layer, truncate=truncate))
 
 
 def rollout_of(comparison: Comparison) -> Rollout:
     """``rollout`` for a run that has been made already."""
-    maps = roll_out(weights for _, weights, _ in comparison.layers())
-    return _rollout(comparison.origin, comparison.encoding, maps)
+    return _rollout(*comparison.watched(_of_layer))
 
 
-def _rollout(origin: Origin, encoding: Encoding, maps: Iterable[Tensor]) -> Rollout:
+def _of_layer(_: Encoding, __: int, weights: Tensor, ___: Tensor | None) -> Tensor:
+    return _mixed(weights)
+
+
+def _rollout(origin: Origin, encoding: Encoding, mixed: Iterable[Tensor]) -> Rollout:
     return Rollout(
         encoding.text,
         encoding.tokens,
         encoding.spans,
         encoding.special,
         encoding.truncated,
-        tuple(maps),
+        tuple(_multiplied(mixed)),
         origin=origin,
     )

@@ -246,11 +246,8 @@ def _is_triangle(maps: Sequence[Tensor]) -> bool:
 
 def _pooled_side(sets: Sequence[MapSet]) -> int:
     """How many tokens a cell must stand for in each direction: 1 where every weight can be kept."""
-    shapes = []
-    for one in sets:
-        maps = list(one.weights.values())
-        shapes.append((len(maps), tuple(maps[0].shape), _is_triangle(maps)))
-    return _side(shapes)
+    of_sets = [list(one.weights.values()) for one in sets]
+    return _side([(len(maps), tuple(maps[0].shape), _is_triangle(maps)) for maps in of_sets])
 
 
 def _side(shapes: Sequence[tuple[int, tuple[int, ...], bool]]) -> int:

@@ -34,10 +34,8 @@ def rendered(table: Table) -> str:
         )
     for row in zip(*(column.written() for column in table.columns), strict=True):
         grid.add_row(*map(Line, row))
-    console = Console(file=io.StringIO(), width=100_000, color_system=None, legacy_windows=False)
-    console.print(grid)
-    output = console.file
-    assert isinstance(output, io.StringIO)
+    output = io.StringIO()
+    Console(file=output, width=100_000, color_system=None, legacy_windows=False).print(grid)
     written = "\n".join(line.rstrip() for line in output.getvalue().splitlines()) + "\n"
     return written + ("\n" + "\n".join(table.notes) + "\n" if table.notes else "")
 

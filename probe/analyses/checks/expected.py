@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
@@ -83,6 +84,8 @@ def _sight(
     return next_words and says_so and not both_ways, False
 
 
-def keeps_float64(model: Model) -> bool:
-    """Whether a network's code is known to compute nothing in float32 where everything else is float64."""
-    return model.family is not None and not model.family.float32_inside
+def unit_roundoff(model: Model) -> float:
+    """That of the dtype, or of float32 for a float64 model whose code may go through float32 somewhere."""
+    may_go = model.family is None or model.family.float32_inside
+    through_float32 = model.dtype == torch.float64 and may_go
+    return torch.finfo(torch.float32 if through_float32 else model.dtype).eps / 2

@@ -55,7 +55,7 @@ import torch
 from torch import Tensor
 
 from attention import attention_by_loops, combine_masks
-from probe.analyses.checks.expected import expected, keeps_float64
+from probe.analyses.checks.expected import expected, unit_roundoff
 from probe.analyses.checks.measuring import (
     compare_maps,
     count_cells,
@@ -210,7 +210,7 @@ def _add(findings: Findings, one: _Attention, texts: Sequence[int], keep: Keep |
     numbers["context"] = largest_entry(difference(steps.output, one.context, real))
     numbers |= _sizes(call, steps.weights, one, real)
     found = fetched(numbers)
-    u, cells = _unit(findings.model), count_cells(mask, one.queries, call.shape[3])
+    u, cells = unit_roundoff(findings.model), count_cells(mask, one.queries, call.shape[3])
     rows, columns = sides(here.kind, findings.encodings, findings.targets)
     for head, (place, query, key) in enumerate(places(worst)):
         text, limits, loops = texts[place], _bounds(call, found, head, u), None
@@ -219,12 +219,6 @@ def _add(findings: Findings, one: _Attention, texts: Sequence[int], keep: Keep |
             row = query if found["weights"][head] else len(rows[text]) - 1
             loops = _loops_error(call, one.weights, head, place, row, len(columns[text]))
         findings.judge((here.kind, here.layer, head), found, (text, query, key), cells, limits, loops)
-
-
-def _unit(model: Model) -> float:
-    """The unit roundoff; that of float32 for a float64 model whose code may go through float32 somewhere."""
-    through_float32 = model.dtype == torch.float64 and not keeps_float64(model)
-    return torch.finfo(torch.float32 if through_float32 else model.dtype).eps / 2
 
 
 def _sizes(call: backend.Call, weights: Tensor, one: _Attention, real: Tensor | None) -> dict[str, Tensor]:

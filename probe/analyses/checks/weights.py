@@ -20,6 +20,7 @@ from torch import Tensor
 
 from attention import MultiHeadAttention, attention_by_loops, combine_masks, padding_mask
 from attention.modules import MultiHeadSteps
+from probe.analyses.checks.expected import unit_roundoff
 from probe.analyses.checks.measuring import (
     Places,
     compare_maps,
@@ -210,9 +211,7 @@ class Tally(Findings):
 
     def __init__(self, model: Model, encodings: Sequence[Encoding]) -> None:
         super().__init__(model, FROM_WEIGHTS, encodings)
-        # A float64 model whose code goes through float32 somewhere is no more exact than that.
-        through_float32 = model.dtype == torch.float64 and model.known_family.float32_inside
-        self.unit = torch.finfo(torch.float32 if through_float32 else model.dtype).eps / 2
+        self.unit = unit_roundoff(model)
 
     def add(self, recording: Recording, again: Recomputed, texts: Sequence[int]) -> None:
         """Compare one layer on one batch; ``texts`` are the indices of the batch's texts."""
