@@ -37,8 +37,7 @@ def sheet_csv(sheet: Sheet) -> bytes:
     """
     rows: list[list[Cell]] = []
     titles = _titles(sheet.panels)
-    sides = [[panel.rows for panel in sheet.panels], [panel.columns for panel in sheet.panels]]
-    names = [" or ".join(dict.fromkeys(axis.name for axis in axes if axis.name)) for axes in sides]
+    names = _name(panel.rows for panel in sheet.panels), _name(panel.columns for panel in sheet.panels)
     by_axes: dict[tuple[Axis, Axis], list[int]] = {}
     for place, panel in enumerate(sheet.panels):
         by_axes.setdefault((panel.rows, panel.columns), []).append(place)
@@ -56,6 +55,13 @@ def sheet_csv(sheet: Sheet) -> bytes:
                 )
     header = [title for name in names if name for title in (name, f"{name} label")]
     return table_csv([*header, *titles], rows)
+
+
+def _name(axes: Iterable[Axis]) -> str:
+    """What rows or columns of several panels are called: "token or word"; "" where none has a name."""
+    names = dict.fromkeys(axis.name for axis in axes if axis.name)
+    # A "query in both" is a query too.
+    return " or ".join(name for name in names if not any(name.startswith(f"{one} ") for one in names))
 
 
 def _titles(panels: Sequence[Panel]) -> list[str]:

@@ -137,11 +137,7 @@ def test_a_sheet_has_panels_over_the_same_axes_side_by_side() -> None:
     )
     # 0.1 and 0.9 in float32, all their digits.
     assert read(sheet_csv(sheet)) == [
-        [
-            *("query or query in both", "query or query in both label"),
-            *("key or key in both", "key or key in both label"),
-            *("'+ours", "moved", "change"),
-        ],
+        ["query", "query label", "key", "key label", "'+ours", "moved", "change"],
         ["0", "'=1+1", "3", "'@x", "0.10000000149011612", "0.25", ""],
         ["0", "'=1+1", "5", "y⏎z", "0.8999999761581421", "0.25", ""],
         ["1", "b", "3", "'@x", "nan", "0.5", ""],
