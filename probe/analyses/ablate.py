@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from attention import scaled_dot_product_attention, softmax
 from probe.analyses.asking import analysis
 from probe.analyses.predict import Prediction, predicted_rows, prediction_at, prediction_panel
-from probe.analyses.result import Origin, Result, columns_of, named
+from probe.analyses.result import Origin, Result, columns_of, named, of_text
 from probe.display.data import Axis, Column, Numbers, Panel, Sheet, Table, array, heads_panel
 from probe.display.nonfinite import descending, nonfinite
 from probe.errors import ProbeError
@@ -378,9 +378,7 @@ def _compared(
         ):
             changes.append(_change(model, position + int(model.causal), old, new))
     return Ablation(
-        text=encoding.text,
-        tokens=encoding.tokens,
-        truncated=encoding.truncated,
+        **of_text(encoding),
         heads=tuple((layer, head) for layer in sorted(chosen) for head in sorted(chosen[layer])),
         how=how,
         changes=tuple(changes),

@@ -10,7 +10,7 @@ from torch import Tensor
 from probe.analyses.asking import analysis
 from probe.analyses.attend import watched
 from probe.analyses.compare import Comparison
-from probe.analyses.result import Origin, Result, columns_of
+from probe.analyses.result import Origin, Result, columns_of, of_text
 from probe.display.data import Sheet, Table, heads_panel
 from probe.display.nonfinite import nonfinite
 from probe.models.loading import Model
@@ -154,4 +154,4 @@ def _distances(origin: Origin, encoding: Encoding, layers: list[list[HeadDistanc
     heads = tuple(one for layer in layers for one in layer)
     known = [one.distance for one in heads]
     notice = nonfinite(origin.model, [float("nan")]) if None in known else None
-    return HeadDistances(encoding.text, encoding.tokens, encoding.truncated, heads, notice, origin=origin)
+    return HeadDistances(**of_text(encoding), heads=heads, notice=notice, origin=origin)

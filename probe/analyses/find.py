@@ -14,7 +14,7 @@ from torch import Tensor
 from probe.analyses.asking import analysis
 from probe.analyses.attend import watched_origin
 from probe.analyses.compare import Comparison
-from probe.analyses.result import Origin, Result, columns_of
+from probe.analyses.result import Origin, Result, columns_of, of_text
 from probe.display.data import Sheet, Table, heads_panel
 from probe.display.nonfinite import descending, nonfinite
 from probe.errors import ProbeError
@@ -252,9 +252,7 @@ class _Search:
                 other = second[0] if second else None
                 links.append(HeadLink(layer, head, first, other, None if other is None else first - other))
         return FoundHeads(
-            text=self.encoding.text,
-            tokens=self.encoding.tokens,
-            truncated=self.encoding.truncated,
+            **of_text(self.encoding),
             from_word=self.query,
             to_word=to_word,
             versus=versus,

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from attention import scaled_dot_product_attention
 from probe.analyses.asking import analysis
-from probe.analyses.result import Origin, Result, named, pair_table
+from probe.analyses.result import Origin, Result, named, of_text, pair_table
 from probe.display.data import Axis, Column, Numbers, Panel, Sheet, Table, array
 from probe.display.nonfinite import nonfinite
 from probe.models.computing import computing
@@ -232,11 +232,7 @@ def masks_of(
     return MaskComparison(
         layer=layer,
         head=head,
-        text=encoding.text,
-        tokens=encoding.tokens,
-        spans=encoding.spans,
-        special=encoding.special,
-        truncated=encoding.truncated,
+        **of_text(encoding, "spans", "special"),
         causal=maps[True],
         bidirectional=maps[False],
         moved=(maps[True] - maps[False]).abs().sum(-1) / 2,

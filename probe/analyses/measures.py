@@ -17,7 +17,7 @@ from torch import Tensor
 from probe.analyses.asking import analysis
 from probe.analyses.attend import watched
 from probe.analyses.compare import Comparison
-from probe.analyses.result import Origin, Result, columns_of
+from probe.analyses.result import Origin, Result, columns_of, of_text
 from probe.display.data import Sheet, Table, heads_panel
 from probe.display.nonfinite import nonfinite
 from probe.errors import ProbeError
@@ -374,10 +374,8 @@ def _measured(encoding: Encoding, layer: int, weights: Tensor, allowed: Tensor |
 
 def _measures(origin: Origin, encoding: Encoding, layers: Sequence[_Measured]) -> HeadMeasures:
     return HeadMeasures(
-        encoding.text,
-        encoding.tokens,
-        encoding.truncated,
-        tuple(head for heads, _ in layers for head in heads),
-        nonfinite(origin.model, [0.0 if finite else math.nan for _, finite in layers]),
+        **of_text(encoding),
+        heads=tuple(head for heads, _ in layers for head in heads),
+        notice=nonfinite(origin.model, [0.0 if finite else math.nan for _, finite in layers]),
         origin=origin,
     )

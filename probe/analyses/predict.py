@@ -11,7 +11,7 @@ from torch import Tensor
 
 from attention import softmax
 from probe.analyses.asking import analysis
-from probe.analyses.result import Origin, Result
+from probe.analyses.result import Origin, Result, of_text
 from probe.display.data import Axis, Column, Numbers, Panel, Sheet, Table, array
 from probe.display.nonfinite import nonfinite
 from probe.errors import ProbeError
@@ -146,8 +146,7 @@ def predict(model: Model | str, text: Text, k: int = 5, *, truncate: bool = Fals
     problem = nonfinite(model.name, (share for place in places for _, share in place.candidates))
     if problem:
         raise ProbeError(problem)
-    origin = Origin.of(model, "eager")
-    return Predictions(encoding.text, encoding.tokens, encoding.truncated, k, places, origin=origin)
+    return Predictions(**of_text(encoding), k=k, places=places, origin=Origin.of(model, "eager"))
 
 
 def predictions_of(recording: Recording, k: int = 5) -> tuple[Prediction, ...]:

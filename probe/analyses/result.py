@@ -298,6 +298,11 @@ def column_array(cells: Sequence[Cell] | np.ndarray) -> np.ndarray:
     return np.array([math.nan if cell is None else cell for cell in cells], dtype=np.float64)
 
 
+def of_text(encoding: Encoding, *names: str) -> dict[str, Any]:
+    """What most results take over from the tokens of their text: these fields, and those of ``names``."""
+    return {name: getattr(encoding, name) for name in ("text", "tokens", "truncated", *names)}
+
+
 def named(tokens: Sequence[str]) -> list[str]:
     """Tokens with their positions, as files write them: "[3] cat"."""
     return [f"[{position}] {token}" for position, token in enumerate(tokens)]

@@ -13,7 +13,7 @@ from torch import Tensor
 from probe.analyses.asking import analysis
 from probe.analyses.attend import watched
 from probe.analyses.compare import Comparison
-from probe.analyses.result import Origin, Result
+from probe.analyses.result import Origin, Result, of_text
 from probe.display.data import Axis, Column, Numbers, Panel, Sheet, Table, array, grid
 from probe.display.nonfinite import nonfinite
 from probe.errors import ProbeError
@@ -172,12 +172,5 @@ def _of_layer(_: Encoding, __: int, weights: Tensor, ___: Tensor | None) -> Tens
 
 
 def _rollout(origin: Origin, encoding: Encoding, mixed: Iterable[Tensor]) -> Rollout:
-    return Rollout(
-        encoding.text,
-        encoding.tokens,
-        encoding.spans,
-        encoding.special,
-        encoding.truncated,
-        tuple(_multiplied(mixed)),
-        origin=origin,
-    )
+    maps = tuple(_multiplied(mixed))
+    return Rollout(**of_text(encoding, "spans", "special"), maps=maps, origin=origin)

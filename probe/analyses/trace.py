@@ -9,7 +9,7 @@ from torch import Tensor
 
 from attention import scaled_dot_product_attention
 from probe.analyses.asking import analysis
-from probe.analyses.result import Origin, Result, named
+from probe.analyses.result import Origin, Result, named, of_text
 from probe.display.data import Column, Numbers, Table, array
 from probe.display.nonfinite import nonfinite
 from probe.display.terminal import digits, rendered
@@ -296,10 +296,7 @@ def trace_of(recording: Recording, layer: int, head: int, query: int) -> Trace:
         layer=layer,
         head=head,
         query=query,
-        text=encoding.text,
-        tokens=encoding.tokens,
-        special=encoding.special,
-        truncated=encoding.truncated,
+        **of_text(encoding, "special"),
         key_head=head // site.group,
         input=numbers.inputs[query],
         frequencies=numbers.frequencies,
