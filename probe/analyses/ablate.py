@@ -342,10 +342,8 @@ def _outcome(model: Model, encoding: Encoding, chosen: dict[int, list[int]], how
     hidden: list[Tensor] = []
     with ExitStack() as stack:
         stack.enter_context(backend.running(model.hf, inputs))
-        listener = model.hf.base_model.register_forward_hook(
-            lambda _, __, output: hidden.append(output[0][0])
-        )
-        stack.callback(listener.remove)
+        front = model.hf.base_model
+        stack.enter_context(front.register_forward_hook(lambda _, __, output: hidden.append(output[0][0])))
         for layer, heads in chosen.items():
             site = model.sites[layer]
             # Layers may share their modules (ALBERT's): which one it is, the order of calls tells.
@@ -357,10 +355,10 @@ def _outcome(model: Model, encoding: Encoding, chosen: dict[int, list[int]], how
                     len(encoding), causal=not model.causal, window=site.window, device=model.device
                 )
             for handle in _Switch(site, heads, how, mask, turn).attach():
-                stack.callback(handle.remove)
-        result = (model.hf if rows else model.hf.base_model)(**inputs)
+                stack.enter_context(handle)
+        result = (model.hf if rows else front)(**inputs)
         if not hidden:  # a head for words that calls parts of the network past its front (OPT)
-            model.hf.base_model(**inputs)
+            front(**inputs)
     logits = result.logits[0, rows].double().cpu() if rows else None
     return _Outcome(hidden[0].double().cpu(), logits)
 
@@ -369,14 +367,12 @@ def _compared(
     model: Model, encoding: Encoding, chosen: dict[int, list[int]], how: How, before: _Outcome
 ) -> Ablation:
     after = _outcome(model, encoding, chosen, how)
-    changes = []
+    changes: list[Change] = []
     logit_change = None
     if before.logits is not None and after.logits is not None:
         logit_change = float((after.logits - before.logits).abs().max())
-        for position, old, new in zip(
-            predicted_rows(model, encoding), before.logits, after.logits, strict=True
-        ):
-            changes.append(_change(model, position + int(model.causal), old, new))
+        places = zip(predicted_rows(model, encoding), before.logits, after.logits, strict=True)
+        changes = [_change(model, row + int(model.causal), old, new) for row, old, new in places]
     return Ablation(
         **of_text(encoding),
         heads=tuple((layer, head) for layer in sorted(chosen) for head in sorted(chosen[layer])),

@@ -218,11 +218,8 @@ class Trace(Result, what="trace"):
                 Column("token", self.tokens),
                 *_in_digits(("dot product", self.dot_products), ("scaled", self.scaled)),
                 Column("masked", masked, right=True),
-                *_in_digits(
-                    ("exponential", self.exponentials),
-                    ("weight", self.weights),
-                    ("model's weight", self.model_weights),
-                ),
+                *_in_digits(("exponential", self.exponentials), ("weight", self.weights)),
+                *_in_digits(("model's weight", self.model_weights)),
             )
         )
         named = list(enumerate(self.tokens))
@@ -387,9 +384,8 @@ def _query_and_keys(trace: Trace) -> list[str]:
             Column("frequency", [_angle(value) for value in trace.frequencies], right=True),
             Column("angle", [_angle(value) for value in trace.angles[trace.query]], right=True),
             *_in_digits(("a", query[first]), ("b", query[second])),
-            *_in_digits(
-                ("a cos - b sin", trace.query_vector[first]), ("b cos + a sin", trace.query_vector[second])
-            ),
+            *_in_digits(("a cos - b sin", trace.query_vector[first])),
+            *_in_digits(("b cos + a sin", trace.query_vector[second])),
         )
     )
     return [
