@@ -458,13 +458,12 @@ class Findings:
         )
 
     def report(self) -> Report:
-        model, order = self.model, self.model.kinds.index
-        heads = tuple(
-            self.heads[place] for place in sorted(self.heads, key=lambda place: (order(place[0]), *place[1:]))
-        )
-        layers = tuple(
-            self.layers[place] for place in sorted(self.layers, key=lambda place: (order(place[0]), place[1]))
-        )
+        def in_order(place: tuple[Any, ...]) -> tuple[int, ...]:
+            kind, *numbers = place
+            return self.model.kinds.index(kind), *numbers
+
+        heads = tuple(self.heads[place] for place in sorted(self.heads, key=in_order))
+        layers = tuple(self.layers[place] for place in sorted(self.layers, key=in_order))
         pairs = zip(self.encodings, self.targets or [None] * len(self.encodings), strict=True)
         return Report(
             check=self.check,
@@ -480,7 +479,7 @@ class Findings:
             target_tokens=tuple(target.tokens for target in self.targets),
             truncated=tuple(cuts(encoding, target) for encoding, target in pairs),
             matmul_precision="highest",
-            origin=Origin.of(model, "eager"),
+            origin=Origin.of(self.model, "eager"),
         )
 
 
