@@ -47,7 +47,7 @@ FORMATS = {
         what: ["json", "npz", "csv", "parquet", *PICTURES]
         for what in ("masks", "report", "texts", "measures", "rollout", "found", "ablation", "ranking")
     },
-    **{what: ["json", "npz", "csv", "parquet", *PICTURES] for what in ("predictions", "from scratch")},
+    **{what: ["json", "npz", "csv", "parquet", *PICTURES] for what in ("distances", "predictions", "from scratch")},
 }
 # One kind of picture for each kind of result, and all of them for two.
 CASES = [
@@ -73,6 +73,7 @@ def results(bert: Model, gpt2: Model) -> dict[str, Any]:
         "found": probe.find_heads(bert, TEXT, "girl", "said", versus="the"),
         "ablation": probe.ablate(gpt2, TEXT, [(4, 5), (1, 2)], "mean"),
         "ranking": probe.rank_heads(gpt2, TEXT, "mean"),
+        "distances": probe.distances(gpt2, TEXT),
         "predictions": probe.predict(gpt2, TEXT, 7),
         "from scratch": probe.run_from_scratch(bert, TEXT),
     }
@@ -199,11 +200,12 @@ def change_parquet(path: Path, by: float, last: bool = False) -> None:
 def change_html(path: Path, by: float, last: bool = False) -> None:
     """One bit of one code: less than a thousandth."""
     content = path.read_text("utf-8")
-    packed = re.search(r'"([^"]*)"\]\}' if last else r'"maps": \["([^"]*)"', content)
-    assert packed is not None
-    raw = bytearray(base64.b64decode(packed[1]))
+    maps = re.search(r'"maps": \[("[^\]]*")\]', content)
+    assert maps is not None
+    packed = maps[1].split(", ")[-last].strip('"')
+    raw = bytearray(base64.b64decode(packed))
     raw[0] ^= 1
-    path.write_text(content.replace(packed[1], base64.b64encode(raw).decode()), "utf-8")
+    path.write_text(content.replace(packed, base64.b64encode(raw).decode()), "utf-8")
 
 
 def change_xlsx(path: Path, by: float, last: bool = False) -> None:

@@ -38,6 +38,7 @@ ANALYSES: dict[str, Callable[[Model], Any]] = {
     "compare": lambda model: probe.compare(model, TEXT),
     "compare_masks": lambda model: probe.compare_masks(model, TEXT, 0, 0),
     "compare_texts": lambda model: probe.compare_texts(model, TEXT, "The dog sat.", 0, 0),
+    "distances": lambda model: probe.distances(model, TEXT),
     "find_heads": lambda model: probe.find_heads(model, TEXT, "mat", "cat"),
     "measure_heads": lambda model: probe.measure_heads(model, TEXT),
     "predict": lambda model: probe.predict(model, TEXT),
