@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
 from functools import cache
@@ -29,9 +30,10 @@ FLAGS = (
     "--disable-sync",
 )
 _VISITS = count()
-# What is folded is folded, and what the page goes to is a step in the browser's history.
+# Folded and at its top, as a page is that was just opened.
 _GO = """(address) => {
     document.querySelectorAll("details[open]").forEach((details) => { details.open = false; });
+    scrollTo(0, 0);
     history.pushState(null, "", address);
     dispatchEvent(new PopStateEvent("popstate"));
 }"""
@@ -89,6 +91,7 @@ class Visitor:
     app: gr.Blocks
     elsewhere: list[str] = field(default_factory=list)
     complaints: list[str] = field(default_factory=list)
+    session: str = ""  # as Gradio calls the page
     sent: set[Request] = field(default_factory=set)  # questions that have not reached the server
     shows: dict[str, str] | None = None  # what it was opened with, while nobody has changed anything since
 
@@ -110,7 +113,8 @@ class Visitor:
 
     def settle(self) -> None:
         """Wait until the page has all its answers: views that draw by themselves ask once more."""
-        for _ in range(1000):
+        end = time.monotonic() + 20
+        while time.monotonic() < end:
             quiet = self.quiet
             self.page.evaluate(_NEXT_FRAME)
             if quiet and self.quiet:
@@ -121,7 +125,7 @@ class Visitor:
     @property
     def quiet(self) -> bool:
         """Whether nothing is on its way to the page."""
-        return not self.sent and not any(self.app._queue.pending_event_ids_session.values())
+        return not self.sent and not self.app._queue.pending_event_ids_session.get(self.session)
 
     @property
     def address(self) -> str:
@@ -299,8 +303,9 @@ def look(visit: Callable[..., Visitor]) -> Iterator[Callable[..., Visitor]]:
 def _note_request(visitor: Visitor, request: Request) -> None:
     if not request.url.startswith((visitor.address, "data:", "blob:")):
         visitor.elsewhere.append(request.url)
-    if request.url.endswith("/queue/join"):
+    if "/queue/join" in request.url:
         visitor.sent.add(request)
+        visitor.session = request.post_data_json["session_hash"]
 
 
 def _note_console(visitor: Visitor, kind: str, text: str) -> None:

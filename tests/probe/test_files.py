@@ -47,7 +47,10 @@ FORMATS = {
         what: ["json", "npz", "csv", "parquet", *PICTURES]
         for what in ("masks", "report", "texts", "measures", "rollout", "found", "ablation", "ranking")
     },
-    **{what: ["json", "npz", "csv", "parquet", *PICTURES] for what in ("distances", "predictions", "from scratch")},
+    **{
+        what: ["json", "npz", "csv", "parquet", *PICTURES]
+        for what in ("distances", "predictions", "from scratch")
+    },
 }
 # One kind of picture for each kind of result, and all of them for two.
 CASES = [

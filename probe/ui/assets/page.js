@@ -93,22 +93,27 @@
     element.replaceChildren(box);
   };
 
-  /* Another view is a step in the browser's history; anything else changes the step it is on. What was asked before
-   * Back or Forward, and is answered after it, belongs to a step that has been left: it changes none.
+  /* Another view is a step in the browser's history; anything else changes the step it is on. An answer that comes
+   * late, about a view that was left meanwhile by a tab or by Back or Forward, changes nothing here.
    */
   const viewOf = (query) => new URLSearchParams(query).get("view");
+  const tabInSight = (otherwise) =>
+    document.querySelector("#views [role=tab][aria-selected=true]")?.dataset.tabId ?? otherwise;
   let inSight = null, awaited = null, goTo = () => {};
   const share = (element, value, trigger) => {
     goTo = (address) => trigger("select", { address });
-    if (awaited === null || awaited === value.at) {
-      const moves = awaited === null && inSight !== null && inSight !== viewOf(value.query);
-      inSight = viewOf(value.query);
+    // The tab that the answer opens is open in a moment.
+    setTimeout(() => {
+      const view = viewOf(value.query);
+      if (view !== tabInSight(view) || (awaited !== null && awaited !== value.at)) return;
+      const moves = awaited === null && inSight !== null && inSight !== view;
+      inSight = view;
       awaited = null;
       history[moves ? "pushState" : "replaceState"](history.state, "", location.pathname + value.query + location.hash);
-    }
-    const note = value.left_out ? [make("span", "pg-note", value.left_out)] : [];
-    code(element, value, trigger, copyButton("Copy link", () => location.href), ...note);
-    element.firstElementChild.dataset.at = value.at;
+      const note = value.left_out ? [make("span", "pg-note", value.left_out)] : [];
+      code(element, value, trigger, copyButton("Copy link", () => location.href), ...note);
+      element.firstElementChild.dataset.at = value.at;
+    });
   };
 
   /* Back and Forward: the server shows what the address asks for, as it does when the page is opened. */
