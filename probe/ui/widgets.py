@@ -77,6 +77,11 @@ def code(lines: str) -> dict[str, Any]:
     return {"widget": "code", "title": "This check in Python", "code": lines}
 
 
+def once(name: str) -> dict[str, Any]:
+    """Nothing to see: the first of this name is answered by a select event."""
+    return {"widget": "once", "name": name}
+
+
 def share(query: str, lines: str, left_out: str, at: str | None = None) -> dict[str, Any]:
     """The address of this view, what is not in it, and the lines of Python that reproduce the view.
 

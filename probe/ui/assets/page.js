@@ -122,8 +122,16 @@
     goTo(awaited);
   });
 
+  /* Tells the server the first time that it is filled. (Two answers at once can both say that a state has changed.) */
+  const told = new Set();
+  const once = (element, value, trigger) => {
+    if (told.has(value.name)) return;
+    told.add(value.name);
+    trigger("select", {});
+  };
+
   window.attentionParts = { copyButton, modelChoice, saveButton };
-  window.attentionKinds = { verdict, table, code, share };
+  window.attentionKinds = { verdict, table, code, share, once };
   window.attentionWidget = (element, props, trigger, watch) => {
     const show = () => {
       const value = props.value;

@@ -113,8 +113,8 @@ class Learn(View):
     def __init__(self) -> None:
         with gr.Tab(self.label, id=self.id, elem_id=f"tab-{self.id}") as self.tab:
             gr.HTML(_LEAD, apply_default_css=False)
-            self.opened = widgets.watched_state()
-            gr.render(triggers=[self.opened.change], show_progress="hidden", concurrency_limit=4)(_course)
+            self.opened = widgets.widget("learn-opened")
+            gr.render(triggers=[self.opened.select], show_progress="hidden", concurrency_limit=4)(_course)
 
     @property
     def outputs(self) -> list[Any]:
@@ -122,7 +122,7 @@ class Learn(View):
 
     def render(self, screen: Screen) -> list[Any]:
         """Nothing here depends on the text or the models above."""
-        return [True]
+        return [widgets.once(self.id)]
 
     def offers(self, screen: Screen) -> Iterator[Offered]:
         """The two worked examples as workbooks that compute."""
