@@ -14,6 +14,7 @@ from typing import Any
 import openpyxl
 import pytest
 import torch
+from openpyxl.utils import column_index_from_string, get_column_letter
 from texts import eager_maps
 from torch import Tensor
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
@@ -43,28 +44,45 @@ SETTING = """<?xml version="1.0" encoding="UTF-8"?>
 <value>0</value></prop></item></oor:items>"""
 
 
-def poison(path: Path) -> None:
-    """Replace the stored value of every formula by 12345, so that only a recalculation gives right ones."""
+def poison(path: Path, cell: tuple[str, str, object] | None = None) -> None:
+    """Replace the stored value of every formula by 12345, so that only a recalculation gives right ones.
+
+    ``cell`` is one to type something else into: its sheet, its address, and the value.
+    """
     source = path.with_suffix(".old")
     path.rename(source)
     poisoned = 0
     with zipfile.ZipFile(source) as old, zipfile.ZipFile(path, "w") as new:
+        sheets = re.findall(rb'<sheet name="([^"]*)"', old.read("xl/workbook.xml"))
         for name in old.namelist():
             content = old.read(name)
             if name.startswith("xl/worksheets/sheet"):
                 content, count = re.subn(rb"(</f><v>)[^<]*(</v>)", rb"\g<1>12345\g<2>", content)
                 poisoned += count
+            if cell and name == f"xl/worksheets/sheet{sheets.index(cell[0].encode()) + 1}.xml":
+                content = typed(content, *cell[1:])
             new.writestr(name, content)
     source.unlink()
     assert poisoned > 50
 
 
+def typed(sheet: bytes, address: str, value: object) -> bytes:
+    """A sheet with another value in a cell that holds one."""
+    text = f't="inlineStr"><is><t>{value}</t></is>' if isinstance(value, str) else f"><v>{value}</v>"
+    cell = rf'<c r="{address}"[^>]*>.*?</c>'.encode()
+    changed, count = re.subn(cell, f'<c r="{address}" {text}</c>'.encode(), sheet)
+    assert count == 1
+    return changed
+
+
 def edit(path: Path, name: str, row: int, column: int, value: object) -> None:
     """Type a value into a cell of a named block."""
-    book = openpyxl.load_workbook(path)
-    cells = named_cells(book, name)
-    cells[row][column].value = value
-    book.save(path)
+    with zipfile.ZipFile(path) as archive:
+        names = archive.read("xl/workbook.xml").decode()
+    found = re.search(rf'<definedName name="{name}">([^!]*)!\$([A-Z]+)\$(\d+)', names)
+    assert found is not None
+    first = column_index_from_string(found[2])
+    poison(path, (found[1], f"{get_column_letter(first + column)}{int(found[3]) + row}", value))
 
 
 def named_cells(book: Any, name: str) -> Any:
