@@ -414,7 +414,5 @@ def build() -> gr.Blocks:
     """The app, ready to be queued and launched."""
     with gr.Blocks(title="Attention, checked head by head", analytics_enabled=False, fill_width=True) as demo:
         Page().listen(demo)
-    # On a page of their own, because what they take would otherwise be sent to everyone who opens the app.
-    with demo.route("Endpoints", "endpoints", show_in_navbar=False):
         endpoints.add()
     return demo
