@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
+    from forking import Command
+
     from probe import Model
 
 # `pytest -m hub`. Read from the command line: a conftest further down may import transformers, which takes
@@ -94,6 +96,15 @@ def chromium() -> str:
     path = chromium_path()
     assert path is not None, "no Chromium on the PATH; mark the test with pytest.mark.browser"
     return path
+
+
+@pytest.fixture(scope="session")
+def command(tmp_path_factory: pytest.TempPathFactory) -> Generator[Command]:
+    """`command("verify", "gpt2", "Hi")` in a process of its own; see `forking`."""
+    from forking import commands
+
+    with commands(tmp_path_factory.mktemp("commands")) as command:
+        yield command
 
 
 @pytest.fixture(scope="session")

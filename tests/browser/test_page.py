@@ -16,6 +16,7 @@ from numbers_in_text import says
 from playwright.sync_api import Page
 
 import probe
+from probe.analyses.result import RESULTS
 from probe.running.words import group_words
 from probe.ui.limits import MAX_CHARACTERS
 from probe.ui.state import DEFAULT_HEADS, DEFAULT_TEXT
@@ -220,6 +221,20 @@ def test_controls_have_names_of_their_own(look: Callable[..., Visitor]) -> None:
         for what, largest in (("Layer", 5), ("Head", 11 if letter == "A" else 5)):
             slider = controls.get_by_role("slider", name=re.compile(f"{what} of {letter}$"))
             assert slider.get_attribute("max") == str(largest)
+
+
+@pytest.mark.own_page
+def test_the_foot_of_the_page_lists_the_endpoints_and_there_is_no_other_page(visitor: Visitor) -> None:
+    visitor.open()
+    assert visitor.page.get_by_text("Home", exact=True).count() == 0
+    missing: list[str] = []
+    visitor.page.on("response", lambda got: missing.append(got.url) if got.status == 404 else None)
+    visitor.page.get_by_role("button", name="Use via API").click()
+    for kind in RESULTS.values():
+        visitor.page.get_by_text(f"/{kind.analysis.__name__}", exact=True).first.wait_for()
+    # Gradio asks whether there is an MCP server, and there is none.
+    assert len(missing) == len(visitor.complaints) and all("/mcp/" in url for url in missing)
+    visitor.complaints.clear()
 
 
 @pytest.mark.own_page

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from forking import Command
 from numbers_in_text import alike, close, says
 from safetensors.torch import load_file, save_file
 from texts import STORY
@@ -306,17 +307,17 @@ def test_k02_json_is_all_there_is_on_stdout() -> None:
 
 
 @pytest.mark.slow
-def test_nothing_of_transformers_own_on_stderr(tiny_gpt2: Callable[..., Path]) -> None:
+def test_nothing_of_transformers_own_on_stderr(command: Command, tiny_gpt2: Callable[..., Path]) -> None:
     """It reports on a checkpoint whose configuration is wrong, and on one without its head for words."""
     folder = tiny_gpt2()
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"vocab_size": 3}))
-    done = elsewhere("verify", str(folder), "a b")
-    assert done.returncode == 2 and done.stdout == b""
-    assert done.stderr.startswith(b"Error: The checkpoint in ") and done.stderr.count(b"\n") == 1
+    done = command("verify", folder, "a b")
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.startswith("Error: The checkpoint in ") and done.stderr.count("\n") == 1
     (folder / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": False}))
-    done = elsewhere("verify", str(folder), "a b")
-    assert (done.returncode, done.stderr) == (0, b"")
+    done = command("verify", folder, "a b")
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 PLAIN = {"LC_ALL": "C", "PYTHONIOENCODING": "ascii", "COLUMNS": "40"}

@@ -24,6 +24,7 @@ import pyarrow
 import pytest
 import torch
 import transformers
+from forking import Command
 from pyarrow import parquet
 from safetensors.torch import load_file, save_file
 
@@ -105,12 +106,6 @@ def exported(
     return paths
 
 
-def command(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "probe", *map(str, arguments)], cwd=ROOT, capture_output=True, text=True
-    )
-
-
 @pytest.mark.parametrize(("what", "suffix"), CASES)
 def test_numbers_hold(exported: dict[tuple[str, str], Path], what: str, suffix: str) -> None:
     result = probe.reproduce(exported[what, suffix])
@@ -121,7 +116,7 @@ def test_numbers_hold(exported: dict[tuple[str, str], Path], what: str, suffix: 
 
 
 @pytest.mark.slow
-def test_another_process_makes_them_again(exported: dict[tuple[str, str], Path]) -> None:
+def test_another_process_makes_them_again(command: Command, exported: dict[tuple[str, str], Path]) -> None:
     # A file of the fewest libraries and one of the most, by processes that never saw the results.
     for what, suffix in (("run", "html"), ("trace", "xlsx")):
         done = command("reproduce", exported[what, suffix], "--json")
@@ -131,7 +126,9 @@ def test_another_process_makes_them_again(exported: dict[tuple[str, str], Path])
 
 
 @pytest.mark.slow
-def test_one_process_exports_and_another_says_that_a_number_was_changed(tmp_path: Path) -> None:
+def test_one_process_exports_and_another_says_that_a_number_was_changed(
+    command: Command, tmp_path: Path
+) -> None:
     path = tmp_path / "map.json"
     done = command("export", "gpt2", "The cat sat on", path, "--layer", "4", "--head", "5")
     assert (done.returncode, done.stdout) == (0, "")
@@ -992,7 +989,7 @@ def test_a_model_whose_numbers_are_none(tiny_gpt2: Callable[..., Path], tmp_path
 
 
 @pytest.mark.slow
-def test_an_encoder_with_a_decoder(tmp_path: Path) -> None:
+def test_an_encoder_with_a_decoder(command: Command, tmp_path: Path) -> None:
     tokenizer = transformers.AutoTokenizer.from_pretrained(tiny.minilm_folder())
     config = transformers.T5Config(
         vocab_size=len(tokenizer),

@@ -139,7 +139,7 @@ def test_verdicts_are_shown(shown: dict[str, Any]) -> None:
 def test_importing_probe_loads_nothing_for_drawing() -> None:
     code = (
         "import sys, probe; print([name for name in ('matplotlib', 'openpyxl', 'IPython', "
-        "'probe.display.page', 'probe.display.picture', 'probe.display.notebook') if name in sys.modules])"
+        "'probe.display.picture', 'probe.display.notebook') if name in sys.modules])"
     )
     run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert (run.stdout.strip(), run.returncode) == ("[]", 0), run.stderr
