@@ -28,7 +28,8 @@ class AttentionSteps:
 
     Attributes
     ----------
-    scores : (..., num_queries, num_keys), dot products of queries and keys; None if steps aren't kept.
+    scores : (..., num_queries, num_keys), dot products of queries and keys, at least float32; None if steps
+        aren't kept.
     scaled : (..., num_queries, num_keys), the scores times the scale; None if steps aren't kept.
     masked : (..., num_queries, num_keys), the scaled scores, after softcap and bias if given, with -inf
         wherever the mask forbids; None if steps aren't kept.
@@ -83,7 +84,8 @@ def scaled_dot_product_attention(
 
     Returns
     -------
-    AttentionSteps : scores, scaled, masked, weights, output, in the dtype of the inputs.
+    AttentionSteps : scores, scaled, masked, weights, output, in the dtype of the inputs. With float16 and
+        bfloat16, scores, scaled and masked are float32: float16 ends at 65,504, a score need not.
 
     Raises
     ------
@@ -100,7 +102,7 @@ def scaled_dot_product_attention(
         scale = 1.0 / math.sqrt(query.size(-1))
 
     # similarity of every query with every key
-    scores = query @ key.transpose(-2, -1)  # (..., Tq, d) @ (..., d, Tk) -> (..., Tq, Tk)
+    scores = _dot_products(query, key)  # (..., Tq, d) @ (..., d, Tk) -> (..., Tq, Tk)
 
     # scores grow with head_dim; unscaled, they would push the softmax towards a step, where gradients vanish
     scaled = scores * scale if keep_steps else scores.mul_(scale)
@@ -121,6 +123,7 @@ def scaled_dot_product_attention(
         weights = softmax(masked, dim=-1, overwrite=not keep_steps)
     else:
         weights = _softmax_with_sinks(masked, sinks)
+    weights = weights.to(value.dtype)
     if dropout_p != 0.0:
         weights = dropout(weights, dropout_p)
 
@@ -130,6 +133,16 @@ def scaled_dot_product_attention(
     if not keep_steps:
         return AttentionSteps(None, None, None, weights, output)
     return AttentionSteps(scores, scaled, masked, weights, output)
+
+
+def _dot_products(query: Tensor, key: Tensor) -> Tensor:
+    """Every query times every key, in float32 at least, also where autocast would have less."""
+    wide = torch.promote_types(torch.promote_types(query.dtype, key.dtype), torch.float32)
+    device = query.device.type
+    if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+        with torch.autocast(device, enabled=False):
+            return query.to(wide) @ key.to(wide).transpose(-2, -1)
+    return query.to(wide) @ key.to(wide).transpose(-2, -1)
 
 
 def softmax(scores: Tensor, dim: int = -1, *, overwrite: bool = False) -> Tensor:

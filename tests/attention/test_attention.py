@@ -77,10 +77,32 @@ class TestAgainstTorch:
     def test_half_precision(self, dtype, atol):
         query, key, value = draw(2, 3, dtype=dtype)
         steps = scaled_dot_product_attention(query, key, value)
-        assert steps.scores.dtype == steps.weights.dtype == steps.output.dtype == dtype
+        assert steps.scores.dtype == steps.scaled.dtype == steps.masked.dtype == torch.float32
+        assert steps.weights.dtype == steps.output.dtype == dtype
         assert_same(
             steps.output.double(), torch_attention(query.double(), key.double(), value.double()), atol
         )
+
+    @pytest.mark.parametrize("keep_steps", [True, False])
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+    def test_dot_products_beyond_float16(self, dtype, keep_steps):
+        # 64 products of about 60 * 60: dot products to 230,400, where float16 ends at 65,504
+        query, key, value = draw(2, 3, num_queries=9, num_keys=9, head_dim=64, dtype=dtype)
+        query, key = 60 * query.sign() + query, 60 * key.sign() + key
+        largest = (query.double() @ key.double().transpose(-2, -1)).abs().max()
+        assert largest > 65_504
+        steps = scaled_dot_product_attention(query, key, value, scale=1e-4, keep_steps=keep_steps)
+        wide = [tensor.double() for tensor in (query, key, value)]
+        weights = (wide[0] @ wide[1].transpose(-2, -1) * 1e-4).softmax(-1)
+        assert_same(steps.weights.double(), weights, atol=2e-3)
+        assert_same(steps.output.double(), torch_attention(*wide, scale=1e-4), atol=2e-2)
+
+    def test_dot_products_beyond_float16_under_autocast(self):
+        query, key, value = (torch.full((2, 64), size) for size in (60.0, 60.0, 1.0))
+        with torch.autocast("cpu", torch.float16):
+            steps = scaled_dot_product_attention(query, key, value)
+        assert steps.scores.tolist() == [[230_400.0] * 2] * 2
+        assert steps.weights.tolist() == [[0.5] * 2] * 2
 
     def test_first_gradients(self):
         inputs = [tensor.requires_grad_() for tensor in draw(2, 3, num_queries=7)]
