@@ -25,6 +25,7 @@ class FakeHub:
     sending : how many are being sent now.
     flow : while it is not set, all but the first ``PIECE`` bytes of each file of weights are held back.
     broken : weights end after the first piece, before their time.
+    gated : 0, or the status that files are refused with: 401 without a login, 403 with one.
     head : the commit that the branch main is at, for whoever asks for a file of it.
     """
 
@@ -35,6 +36,7 @@ class FakeHub:
         self.flow = threading.Event()
         self.flow.set()
         self.broken = False
+        self.gated = 0
         self.head = COMMIT
         self._count = threading.Lock()
 
@@ -48,6 +50,9 @@ class FakeHub:
         file = self.folder / path.rpartition("/")[2]
         if not path.startswith(f"{self.repo_id}/resolve/") or not file.is_file():
             self._answer(request, 404, b"", {"X-Error-Code": "RepoNotFound"})
+            return
+        if self.gated:
+            self._answer(request, self.gated, b"", {"X-Error-Code": "GatedRepo"})
             return
         commit = self.head if f"{self.repo_id}/resolve/main/" in path else COMMIT
         body = file.read_bytes()

@@ -251,9 +251,9 @@ def attend(
     Parameters
     ----------
     model : a loaded model, or a name as for ``load``.
-    text_or_texts : a text, or (first, second) for a model that takes sentence pairs; or a list of either. For
-        a model of images or sound, what its processor returns for one of them, as tensors: say
-        {"pixel_values": (1, 3, height, width)}.
+    text_or_texts : a text, or (first, second) for a model that takes sentence pairs; or a list of either, or
+        a column of a table. For a model of images or sound, what its processor returns for one of them, as
+        tensors: say {"pixel_values": (1, 3, height, width)}, with flags of its forward pass.
     heads : what to keep: (layer, head) pairs, or the numbers of whole layers, counted from 0. For a model
         with an encoder and a decoder (kind, layer, head) triples, or kinds. All heads by default.
     target : the text that a model with an encoder and a decoder is to produce, or one for each text. The

@@ -13,12 +13,14 @@ import math
 import textwrap
 import threading
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import matplotlib
+import matplotlib.style
 import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -62,6 +64,18 @@ def _colormap(kind: str) -> Colormap:
     return ListedColormap(np.array(table) / 255)
 
 
+@contextmanager
+def _style() -> Iterator[None]:
+    """matplotlib's own style, whatever a notebook has set, and letters that can be searched and edited.
+
+    Those of an SVG stay text; those of a PDF are TrueType, because journals refuse Type 3.
+    """
+    with matplotlib.rc_context():
+        matplotlib.style.use("default")
+        matplotlib.rcParams.update({"svg.fonttype": "none", "pdf.fonttype": 42})
+        yield
+
+
 def draw(sheet: Sheet) -> Figure:
     """A sheet as a figure: its panels in lines, legend and captions below them.
 
@@ -74,7 +88,7 @@ def draw(sheet: Sheet) -> Figure:
     """
     if not sheet.panels:
         raise ProbeError("There is nothing to draw.")
-    with _turn:
+    with _turn, _style():
         texts = [sheet.title, *sheet.captions]
         for panel in sheet.panels:
             texts += [panel.title, panel.note, *panel.rows.labels, *panel.columns.labels]
@@ -94,8 +108,7 @@ def figure_bytes(figure: Figure, format: str = "png") -> bytes:
     if format not in FORMATS:
         raise ProbeError(f"A figure can be saved as {', '.join(FORMATS)}, not as {format!r}.")
     buffer = io.BytesIO()
-    # Letters of an SVG stay text, to be searched, copied and edited, whatever the script.
-    with _turn, matplotlib.rc_context({"svg.fonttype": "none"}):
+    with _turn, _style():
         figure.savefig(buffer, format=format, metadata={"Title": figure.get_label()})
     return buffer.getvalue()
 

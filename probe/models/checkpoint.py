@@ -154,6 +154,11 @@ def check_complete(hf: PreTrainedModel, info: Mapping[str, Any], folder: Path) -
     )
     if not needed and not mismatched:
         return
+    if getattr(hf.config, "pruned_heads", None):
+        raise ProbeError(
+            f"Heads of the checkpoint in {folder} were pruned (pruned_heads in its config.json). Such "
+            "networks are not supported: take the checkpoint that it was made from."
+        )
     what = (
         f"lacks {needed[0]}" if needed else f"has {mismatched[0][0]} in another shape than config.json says"
     )

@@ -82,10 +82,7 @@ def download(repo_id: str, stop: threading.Event | None = None) -> Path:
         asking = in_background(lambda: huggingface_hub.HfApi().model_info(repo_id, timeout=ANSWER_SECONDS))
         info = asking.result(ANSWER_SECONDS)
     except GatedRepoError:
-        raise ProbeError(
-            f'"{repo_id}" is gated: accept its terms on its page on the Hub, then log in with '
-            '"hf auth login".'
-        ) from None
+        raise _gated(repo_id) from None
     except RepositoryNotFoundError:
         raise ProbeError(
             f'The Hub has no public model "{repo_id}": check the spelling, owner included.'
@@ -156,9 +153,18 @@ def _fetch(repo_id: str, revision: str, files: list[str], stop: threading.Event)
         assert process.stdout is not None
         lines = process.stdout.read().decode().splitlines()
     answer = json.loads(lines[-1]) if lines else {"error": f"exit code {process.returncode}"}
+    if answer.get("error") == GatedRepoError.__name__:
+        raise _gated(repo_id)
     if "error" in answer:
         raise ProbeError(f'Downloading "{repo_id}" failed ({answer["error"]}): try again to go on.')
     return Path(answer["folder"])
+
+
+def _gated(repo_id: str) -> ProbeError:
+    """Of a model whose files, or whose page too, are for those alone who have accepted its terms."""
+    return ProbeError(
+        f'"{repo_id}" is gated: accept its terms on its page on the Hub, then log in with "hf auth login".'
+    )
 
 
 def _clear_up(unfinished: Iterable[Path]) -> None:

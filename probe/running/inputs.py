@@ -25,18 +25,34 @@ def encode_all(
     """Tokenise one text or a list of them; an error names the text it is about."""
     if isinstance(text_or_texts, (str, tuple)):
         return [encode_for(model, text_or_texts, truncate=truncate)]
-    given_bytes = isinstance(text_or_texts, bytes | bytearray)
-    if given_bytes or not isinstance(text_or_texts, Sequence) or not text_or_texts:
-        given = "an empty list" if text_or_texts == [] else f"of type {type(text_or_texts).__name__}"
-        raise ProbeError(f"Give a text or a list of texts; this is {given}.")
+    texts = listed(text_or_texts)
     encodings = []
-    for index, text in enumerate(text_or_texts):
+    for index, text in enumerate(texts):
         try:
             encodings.append(encode_for(model, text, truncate=truncate))
         except ProbeError as error:
-            which = f"Text {index} of {len(text_or_texts)}" if len(text_or_texts) > 1 else ""
+            which = f"Text {index} of {len(texts)}" if len(texts) > 1 else ""
             raise (error.about(which) if which else error) from None
     return encodings
+
+
+def listed(texts: Any) -> list[Any]:
+    """Several texts as a list: a list, or what stands for one, a column of a table or a numpy array.
+
+    Raises
+    ------
+    ProbeError
+        If it is nothing of the kind, or empty.
+    """
+    columns = isinstance(getattr(texts, "shape", None), tuple) and hasattr(texts, "tolist")
+    if columns and len(texts.shape) == 1:
+        texts = texts.tolist()
+    if isinstance(texts, bytes | bytearray) or not isinstance(texts, Sequence) or not texts:
+        given = (
+            "an empty list" if isinstance(texts, list) and not texts else f"of type {type(texts).__name__}"
+        )
+        raise ProbeError(f"Give a text or a list of texts; this is {given}.")
+    return list(texts)
 
 
 def encode_for(model: Model, text: Text, *, truncate: bool = False) -> Encoding:
@@ -74,13 +90,12 @@ def encode_targets(
     if targets is None:
         raise ProbeError(f"{model.name} has an encoder and a decoder.", "target")
     alone = isinstance(sources, (str, tuple))
-    fits = isinstance(targets, str) if alone else isinstance(targets, list | tuple)
-    if not fits or (not alone and len(targets) != len(sources)):
+    if alone != isinstance(targets, str):
         raise ProbeError("Give one target for each text.")
-    return [
-        _encode_target(model, target, truncate=truncate)
-        for target in ([targets] if isinstance(targets, str) else targets)
-    ]
+    several = [targets] if isinstance(targets, str) else listed(targets)
+    if not alone and len(several) != len(listed(sources)):
+        raise ProbeError("Give one target for each text.")
+    return [_encode_target(model, target, truncate=truncate) for target in several]
 
 
 def _encode_target(model: Model, text: str, *, truncate: bool) -> Encoding:
@@ -163,8 +178,10 @@ def _padded(model: Model, encodings: Sequence[Encoding]) -> tuple[dict[str, Any]
     return {"input_ids": torch.tensor(ids, device=model.device), "attention_mask": mask.long()}, mask
 
 
-def tensors_for(model: Model, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def tensors_for(model: Model, inputs: Mapping[str, Any]) -> dict[str, Any]:
     """What a processor returned for one image or recording, on the model's device and in its dtype.
+
+    Beside tensors there may be flags of the model's forward pass, such as interpolate_pos_encoding.
 
     Raises
     ------
@@ -178,10 +195,14 @@ def tensors_for(model: Model, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]
         if not isinstance(value, Tensor) or not value.dim() or len(value) != 1:
             raise ProbeError(f'Give {model.name} "{key}" as a tensor of one item: its first dimension is 1.')
     with unfit_explained(model):
-        return {
-            key: value.to(model.device, model.dtype if value.is_floating_point() else None)
-            for key, value in inputs.items()
-        }
+        return {key: _on_device(model, value) for key, value in inputs.items()}
+
+
+def _on_device(model: Model, value: Any) -> Any:
+    """A tensor on the model's device and in its dtype; a flag or a number as it is."""
+    if not isinstance(value, Tensor):
+        return value
+    return value.to(model.device, model.dtype if value.is_floating_point() else None)
 
 
 def encode_tensors(

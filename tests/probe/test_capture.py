@@ -419,6 +419,21 @@ class TestTensors:
             for head in range(4):
                 assert (run.weights(layer, head) - expected[0, head]).abs().max() < TOLERANCE
 
+    def test_a_larger_image_with_its_flag(self) -> None:
+        """The model was made for 16 x 16; its positions are interpolated, as the flag of its forward asks."""
+        model = of_family("vit")
+        pixels = torch.randn(1, 3, 24, 32, generator=torch.Generator().manual_seed(0))
+        image = {"pixel_values": pixels, "interpolate_pos_encoding": True}
+        run = probe.attend(model, image)
+        assert run.tokens[-1] == "row 5, column 7" and len(run.tokens) == 1 + 6 * 8
+        expected = families.eager_maps(model.hf, image)
+        comparison = probe.compare(model, image)
+        for (_, layer), maps in expected.items():
+            for head in range(4):
+                for weights in (run.weights(layer, head), comparison.from_scratch(layer, head)):
+                    assert (weights - maps[0, head]).abs().max() < TOLERANCE
+        assert probe.verify(model, image).passed
+
     def test_a_recording(self) -> None:
         family = next(one for one in families.FAMILIES if one.name == "whisper")
         model = probe.load(families.build(family))

@@ -50,6 +50,15 @@ def test_a_download_is_taken_from_the_hub(fake: FakeHub, tmp_path: Path) -> None
     assert probe.load(REPO).source == "Hub cache" and fake.asked == []
 
 
+@pytest.mark.parametrize("status", [401, 403])
+def test_a_gated_model_that_is_listed_for_everyone(fake: FakeHub, status: int) -> None:
+    fake.gated = status
+    with pytest.raises(ProbeError, match=r'is gated: accept its terms on its page .* "hf auth login"\.$'):
+        probe.load(REPO)
+    fake.gated = 0
+    assert probe.load(REPO).revision == COMMIT
+
+
 def test_a_branch_that_moves_meanwhile(fake: FakeHub, tmp_path: Path) -> None:
     fake.head = "f" * 40
     assert probe.load(REPO).revision == COMMIT

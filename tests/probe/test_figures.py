@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 from xml.etree import ElementTree
 
+import matplotlib
 import numpy as np
 import pytest
 import torch
@@ -442,3 +443,26 @@ def test_maps_of_other_texts_and_heads_are_refused(gpt2: probe.Model) -> None:
     other: Words = single_tokens(probe.attend(gpt2, "another text", [(0, 0)]))
     with pytest.raises(probe.ProbeError, match="take both from the same text"):
         draw_head(run, 0, 0, other)
+
+
+STYLES: dict[str, Any] = {
+    "dark": {"text.color": "white", "axes.facecolor": "black", "figure.facecolor": "black"},
+    "grid": {"axes.grid": True, "axes.axisbelow": False, "grid.linewidth": 3.0},
+    "from below": {"image.origin": "lower", "font.size": 20.0, "savefig.facecolor": "red"},
+}
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_a_notebooks_style_stays_outside(gpt2: probe.Model, style: str) -> None:
+    sheet = probe.compare_masks(gpt2, REPEATED, 4, 5).sheet()
+    plain = figure_bytes(draw(sheet))
+    with matplotlib.rc_context(STYLES[style]):
+        assert figure_bytes(draw(sheet)) == plain
+        assert {name: matplotlib.rcParams[name] for name in STYLES[style]} == STYLES[style]
+
+
+def test_a_pdf_has_no_type_3_fonts(gpt2: probe.Model) -> None:
+    """The journals' rule; a font that is embedded whole or in part says what it is by its Subtype."""
+    written = figure_bytes(draw(probe.attend(gpt2, REPEATED, [(4, 5)]).sheet()), "pdf")
+    assert b"/Subtype /Type3" not in written
+    assert b"/FontFile2" in written

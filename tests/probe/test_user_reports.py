@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import time
@@ -11,8 +12,11 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from texts import STORY, eager_maps
 from torch import nn
 from transformers import AutoModel, AutoTokenizer, ByT5Tokenizer
@@ -488,3 +492,33 @@ def test_m14_after_an_error_as_before(model: Model) -> None:
     again = probe.attend(model, SENTENCE)
     for layer, head in product(range(model.num_layers), range(model.num_heads)):
         assert torch.equal(again.weights(layer, head), first.weights(layer, head))
+
+
+@pytest.mark.parametrize("make", [pandas.Series, np.array, tuple], ids=["Series", "array", "object array"])
+def test_r07_a_column_of_a_table_is_a_list_of_texts(bert: Model, make: Callable[[list[str]], Any]) -> None:
+    texts = ["the cat sat", "a dog", "it rained all day"]
+    column = np.array(texts, dtype=object) if make is tuple else make(texts)
+    runs = probe.attend(bert, column)
+    assert [run.text for run in runs] == texts
+    for run, text in zip(runs, texts, strict=True):
+        assert (run.weights(2, 5) - probe.attend(bert, text).weights(2, 5)).abs().max() < 1e-6
+    report = probe.verify(bert, column)
+    assert report.passed and list(report.texts) == texts
+    with pytest.raises(ProbeError, match="an empty list"):
+        probe.attend(bert, column[:0])
+    with pytest.raises(ProbeError, match="Give a text or a list of texts; this is of type ndarray"):
+        probe.attend(bert, np.array([["a", "b"]]))
+
+
+def test_r31_a_pruned_checkpoint_is_called_so(tiny_bert: Callable[..., Path]) -> None:
+    folder = tiny_bert()
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"pruned_heads": {"0": [1]}}))
+    weights = load_file(folder / "model.safetensors")
+    width = config["hidden_size"] // config["num_attention_heads"]
+    for name in weights:
+        if "layer.0.attention.self." in name:
+            weights[name] = weights[name][width:].clone()
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ProbeError, match=r"were pruned \(pruned_heads in its config\.json\)"):
+        probe.load(str(folder))
