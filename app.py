@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 
 # Gradio reads this when it is imported.
 os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
@@ -15,7 +14,7 @@ except ImportError:
     spaces = None
 
 from probe import ProbeError
-from probe.ui import build, launch_options, warm_up
+from probe.ui import build, start
 
 if spaces is not None:
     # A ZeroGPU Space does not start without one such function; the models run on its CPU.
@@ -25,8 +24,6 @@ demo = build()
 
 if __name__ == "__main__":
     try:
-        options = launch_options()
+        start(demo)
     except ProbeError as error:
         sys.exit(f"Error: {error}")
-    threading.Thread(target=warm_up, daemon=True).start()
-    demo.queue(max_size=64).launch(**options)

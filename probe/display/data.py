@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -248,10 +248,6 @@ class Sheet:
                 panel = panel.grouped(queries, keys or queries)
             panels.append(panel)
         return replace(self, panels=tuple(panels), captions=tuple(remarks))
-
-    def map_panels(self, change: Callable[[Panel], Panel]) -> Sheet:
-        """The same with every panel changed."""
-        return replace(self, panels=tuple(map(change, self.panels)))
 
 
 def grouping_remarks(queries: Words, keys: Words, weights: Tensor | None) -> list[str]:

@@ -1,7 +1,6 @@
-"""The page: ``build`` makes it, launching it needs ``launch_options``, and ``warm_up`` can run meanwhile."""
+"""The page: ``build`` makes it and ``start`` has it answer; ``launch_options`` is what launching it needs."""
 
 from probe.ui.app import build
-from probe.ui.screen import warm_up
-from probe.ui.theme import launch_options
+from probe.ui.serving import launch_options, start, warm_up
 
-__all__ = ["build", "launch_options", "warm_up"]
+__all__ = ["build", "launch_options", "start", "warm_up"]

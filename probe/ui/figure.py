@@ -184,7 +184,7 @@ def token_figure(
         hidden = whole.weights(weights, read)[list(kept.index)][:, dropped].sum(-1)
     notices = [encoding.truncated, keys and keys.truncated, notice, kept.notice]
     return figure(
-        sheet.map_panels(lambda panel: panel.grouped(kept, read_kept)),
+        sheet.grouped(kept, read_kept),
         strip={
             # The spans of a pair count from the start of their own sentence, so there is no one text to mark.
             "text": encoding.text if isinstance(encoding.text, str) and kept.spans else "",

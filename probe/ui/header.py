@@ -30,6 +30,9 @@ and whether arithmetic from scratch gives the same.</p>
 """
 
 
+_OPENING = "Running both models on the sentence; right after a start they are loaded first …"
+
+
 def verdict(screen: Screen) -> dict[str, Any]:
     """One line for each model: do all heads agree, and by how much; more where its weights aren't sound."""
     lines = []
@@ -141,7 +144,7 @@ class Header:
             choices = model_choices()
             with gr.Row(elem_id="models"):
                 self.halves = [HalfControls(slot, choices) for slot in (0, 1)]
-            self.verdict = widgets.widget("verdict")
+            self.verdict = widgets.widget("verdict", widgets.verdict([("none", _OPENING)], "opening"))
             self.give_up = gr.Button("Give up loading", size="sm", visible=False, elem_id="give-up")
 
 

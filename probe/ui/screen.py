@@ -8,7 +8,6 @@ import probe
 from probe.running.tokens import Text
 from probe.ui import limits
 from probe.ui.state import (
-    DEFAULT_HEADS,
     DEFAULT_QUERY,
     DEFAULT_TEXT,
     LARGEST,
@@ -146,9 +145,3 @@ def look(session: Session, slot: int, layer: float | None, head: float | None, q
 def _text_for(session: Session, model: probe.Model) -> Text:
     """The sentence, or the pair where there is a second one and the model takes pairs."""
     return (session.text, session.second) if session.second.strip() and model.has_pairs else session.text
-
-
-def warm_up() -> None:
-    """Load the default models and compute the first view, so that the first visitor need not wait for it."""
-    for slot, (layer, head) in enumerate(DEFAULT_HEADS):
-        look(Session(), slot, layer, head, None)

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import gradio as gr
 
 import probe.display
 from probe.display import colors
-from probe.ui import endpoints, limits
 
 ASSETS = Path(__file__).parent / "assets"
 # What the scripts of the page have in common with those of a page of all heads that stands alone.
@@ -153,28 +151,3 @@ def head() -> str:
     ours = ("figure.js", "page.js", "heads.js", "downloads.js", "steps.js")
     scripts += [path.read_text(encoding="utf-8") for path in (SHARED, *(ASSETS / name for name in ours))]
     return f"<style>\n{style()}</style>\n" + "".join(f"<script>\n{script}</script>\n" for script in scripts)
-
-
-def launch_options() -> dict[str, Any]:
-    """What ``Blocks.launch`` must be given for the page to look and work as meant.
-
-    Gradio keeps 0.6 MB for each visitor until it forgets the one who has been away longest; the results that
-    are kept are bounded too (``state.KEPT_BYTES``, and a few runs under the other mask). The whole process,
-    both models and torch included, was measured at 1.8 GB after 10 texts of 120 words from each of 20
-    visitors (``benchmarks/visitors.py``).
-
-    Raises
-    ------
-    ProbeError
-        If an MCP server is asked for and can't be had.
-    """
-    limits.bound_heaps()
-    return {
-        "theme": theme(),
-        "head": head(),
-        "footer_links": ["api", "settings"],
-        "run_history": False,
-        "state_session_capacity": 500,
-        "max_file_size": "1mb",
-        "mcp_server": endpoints.asked_for_mcp(),
-    }

@@ -28,9 +28,9 @@ def watched_state() -> gr.State:
     return state
 
 
-def widget(elem_id: str) -> gr.HTML:
-    """A component whose value is what one of this module's functions returns."""
-    return gr.HTML(None, html_template="", js_on_load=_MOUNT, apply_default_css=False, elem_id=elem_id)
+def widget(elem_id: str, value: dict[str, Any] | None = None) -> gr.HTML:
+    """A component whose value is what one of this module's functions returns; None shows nothing."""
+    return gr.HTML(value, html_template="", js_on_load=_MOUNT, apply_default_css=False, elem_id=elem_id)
 
 
 def verdict(lines: list[tuple[str, str]], stamp: str) -> dict[str, Any]:

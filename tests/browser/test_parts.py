@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import csv
+import io
 import shutil
 import threading
 import time
@@ -9,6 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qsl, quote
 
 import pytest
@@ -19,10 +23,13 @@ from safetensors.torch import load_file, save_file
 import probe
 import tiny
 from probe.display import colors
-from probe.ui import header, limits, links, theme
+from probe.display.data import Axis, Panel, Sheet
+from probe.ui import downloads, header, limits, links, theme
+from probe.ui.figure import token_figure
+from probe.ui.offers import KEPT_SHEETS, Sheets
 from probe.ui.screen import Screen, look
 from probe.ui.state import Focus, Options, Session
-from probe.ui.store import Store
+from probe.ui.store import STORE, Store
 from probe.ui.views import compare, verify
 
 SCALES = [
@@ -100,6 +107,50 @@ def test_a_long_text_stays_out_of_the_address() -> None:
     session = Session("word " * 101)
     screen = Screen(session, (look(session, 0, 0, 0, None), look(session, 1, 0, 0, None)))
     assert quote("word word") not in links.query(screen) and "text=" not in links.query(screen)
+
+
+def test_a_figure_of_no_result_is_saved_as_it_is_shown() -> None:
+    """A map over three words, without the special tokens around them."""
+    encoding = STORE.comparison("bert", "the cat sat").encoding
+    assert encoding.tokens == ("[CLS]", "the", "cat", "sat", "[SEP]")
+    weights = torch.full((5, 5), 0.125)
+    weights[:, 2] = 0.5
+    panel = Panel(
+        "Mean over heads", "mean", weights, *(Axis(one, encoding.tokens) for one in ("query", "key"))
+    )
+    hidden = Options(hide_special=True)
+    shown = token_figure(
+        Sheet("a mean of heads", (panel,)), encoding, options=hidden, query=0, stamp="mean", label="a map"
+    )
+
+    def saved(suffix: str) -> tuple[dict[str, Any], str]:
+        *_, (file, told) = downloads.answer([], hidden, shown["download"]["key"], suffix)
+        assert file is not None
+        return {**file, **told}, base64.b64decode(file["content"]).decode("utf-8-sig")
+
+    told, content = saved("csv")
+    assert told["name"] == "a-mean-of-heads.csv" and "reproduce can't check it" in str(told)
+    header, *rows = csv.reader(io.StringIO(content))
+    assert header == ["query", "query label", "key", "key label", "mean"]
+    tokens = ("the", "cat", "sat")
+    assert rows == [
+        [str(query), tokens[query - 1], str(key), tokens[key - 1], "0.5" if key == 2 else "0.125"]
+        for query in (1, 2, 3)
+        for key in (1, 2, 3)
+    ]
+    # Two keys of five are hidden, with 2 x 0.125 of each query's weight.
+    _, picture = saved("svg")
+    assert "a mean of heads" in picture and "Special tokens are left out. They have 25.0%" in picture
+    gone = [*downloads.answer([], hidden, "sheet of another", "csv")]
+    assert gone[0][0] is None and "not on the page any more" in str(gone)
+
+
+def test_only_the_last_figures_of_no_result_are_kept() -> None:
+    sheets = Sheets()
+    keys = [sheets.keep(f"figure {index}", Sheet(f"sheet {index}", ())) for index in range(KEPT_SHEETS + 1)]
+    assert sheets.offer(keys[0]) is None
+    kept = sheets.offer(keys[1])
+    assert kept is not None and kept.sheet.title == "sheet 1"
 
 
 def test_the_store_is_bounded_and_computes_again() -> None:
