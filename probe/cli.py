@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import warnings
 from collections.abc import Callable
@@ -489,4 +490,19 @@ def main() -> NoReturn:
     except ProbeError as error:
         _tell(f"Error: {error.told('command')}")
         sys.exit(2)
+    except SystemExit as ended:
+        text = _taken_for_an_option(sys.argv[1:])
+        if ended.code == 2 and text is not None:
+            _tell(f'A text that begins with "-" goes last, behind two dashes: ... -- "{text}"')
+        raise
     sys.exit(0)
+
+
+def _taken_for_an_option(arguments: list[str]) -> str | None:
+    """The first argument that begins with "-" and has not the form of an option, if there is one."""
+    for one in arguments:
+        if one == "--":
+            return None
+        if one.startswith("-") and not re.fullmatch(r"-[a-zA-Z]?|--[a-z][a-z-]*(=.*)?", one, re.DOTALL):
+            return one
+    return None

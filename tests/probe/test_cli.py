@@ -232,6 +232,8 @@ def test_models(run: Run) -> None:
         (("attend", "gpt2", "Hi", "--all"), "--all goes with --json"),
         (("attend", "gpt2", "Hi", "--layer", "x"), "Invalid value for '--layer'"),
         (("attend", "gpt2", "Hi", "--colour"), "No such option"),
+        (("attend", "gpt2", "-5 degrees"), 'goes last, behind two dashes: ... -- "-5 degrees"'),
+        (("verify", "gpt2", "Hi", "--hope is a word"), 'behind two dashes: ... -- "--hope is a word"'),
         (("attend", "gpt2"), "Missing argument"),
         (("explain", "gpt2"), "No such command"),
         (("verify", "GPT2", "Hi"), 'There is no model "GPT2": do you mean "gpt2"? Otherwise give'),
@@ -249,6 +251,17 @@ def test_bad_input_is_exit_code_2(run: Run, arguments: tuple[str, ...], message:
     assert "Traceback" not in err
     if "Usage:" not in err:
         assert err.startswith("Error: ") and err.count("\n") == 1, err
+
+
+@pytest.mark.parametrize("arguments", [("attend", "gpt2", "Hi", "--colour"), ("attend", "--", "gpt2")])
+def test_dashes_are_spoken_of_where_a_text_begins_with_one(run: Run, arguments: tuple[str, ...]) -> None:
+    code, _, err = run(*arguments)
+    assert code == 2 and "dashes" not in err
+
+
+def test_a_text_behind_two_dashes_may_begin_with_one(run: Run) -> None:
+    code, out, _ = run("attend", "gpt2", "--json", "--", "-5 degrees")
+    assert code == 0 and strict(out)["text"] == "-5 degrees"
 
 
 def test_a_file_that_is_no_text(run: Run, tmp_path: Path) -> None:
