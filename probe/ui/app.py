@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import wait
 from dataclasses import replace
@@ -412,6 +413,8 @@ def _position(pieces: tuple[tuple[int, int], ...], group: Any) -> int | None:
 
 def build() -> gr.Blocks:
     """The app, ready to be queued and launched."""
+    # After every answer Gradio would make a table of all answers so far, for a page of statistics.
+    os.environ.setdefault("GRADIO_ANALYTICS_CACHE_FREQUENCY", "1000000")
     with gr.Blocks(title="Attention, checked head by head", analytics_enabled=False, fill_width=True) as demo:
         Page().listen(demo)
         endpoints.add()
