@@ -15,7 +15,7 @@ import pytest
 
 pytest.importorskip("playwright", reason="playwright is not installed: pip install -r requirements-dev.txt")
 
-from playwright.sync_api import Browser, Error, Locator, Page, Request, sync_playwright
+from playwright.sync_api import Browser, Error, Locator, Page, Request, expect, sync_playwright
 
 if TYPE_CHECKING:
     import gradio as gr
@@ -29,6 +29,8 @@ FLAGS = (
     "--disable-component-update",
     "--disable-sync",
 )
+_PATIENCE = 20_000  # milliseconds
+expect.set_options(timeout=_PATIENCE)
 _VISITS = count()
 # Folded and at its top, as a page is that was just opened.
 _GO = """(address) => {
@@ -228,7 +230,7 @@ def _split(text: str) -> tuple[str, str]:
 
 def _enter(browser: Browser, app: gr.Blocks, width: int = 1440, height: int = 900, **context: Any) -> Visitor:
     page = browser.new_context(viewport={"width": width, "height": height}, **context).new_page()
-    page.set_default_timeout(20_000)
+    page.set_default_timeout(_PATIENCE)
     visitor = Visitor(page, app)
     page.on("request", lambda request: _note_request(visitor, request))
     page.on("requestfinished", lambda request: visitor.sent.discard(request))

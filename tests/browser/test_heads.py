@@ -9,7 +9,7 @@ import pytest
 import torch
 from browser.conftest import Visitor
 from numbers_in_text import alike, says, tells
-from playwright.sync_api import Locator
+from playwright.sync_api import Locator, expect
 
 import probe
 from probe.analyses.measures import MEASURES
@@ -289,7 +289,7 @@ def test_a_model_that_refuses_says_so_in_place(visitor: Visitor) -> None:
     visitor.go({"view": "heads", "a": "no-such-model"})
     visitor.page.locator("#heads-maps .af-notice").wait_for()
     assert "no-such-model" in (visitor.page.locator("#heads-maps").text_content() or "")
-    assert visitor.page.locator("#heads-measures table").count() == 0
+    expect(visitor.page.locator("#heads-measures table")).to_have_count(0)
 
 
 def test_small_screen_and_dark(visit: Callable[..., Visitor]) -> None:
