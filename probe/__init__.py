@@ -6,6 +6,7 @@
 
 from probe.analyses.ablate import Ablation, Ranking, ablate, rank_heads
 from probe.analyses.attend import Run, attend
+from probe.analyses.check_model import ModelCheck, check_model
 from probe.analyses.checks.report import Cell, HeadCheck, LayerCheck, Report
 from probe.analyses.compare import Comparison, compare
 from probe.analyses.distances import HeadDistances, distances
@@ -38,6 +39,7 @@ __all__ = [
     "LayerCheck",
     "MaskComparison",
     "Model",
+    "ModelCheck",
     "Prediction",
     "Predictions",
     "ProbeError",
@@ -51,6 +53,7 @@ __all__ = [
     "Words",
     "ablate",
     "attend",
+    "check_model",
     "compare",
     "compare_masks",
     "compare_texts",
