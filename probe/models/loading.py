@@ -134,7 +134,8 @@ class Model:
         """The longest text in tokens, special tokens included; None if the network sets no limit."""
         if self.family is not None and self.family.max_tokens is not None:
             return self.family.max_tokens(self.hf)
-        return _positions(self.hf.config, "encoder")
+        limit = _positions(self.hf.config, "encoder")
+        return None if limit is None else limit - _unused_positions(self.hf, limit)
 
     @property
     def max_target_tokens(self) -> int | None:
@@ -221,6 +222,18 @@ def _positions(config: Any, part: str) -> int | None:
     names = ("max_target_positions",) if part == "decoder" else ()
     limits = [getattr(config, name, None) for name in (*names, "max_position_embeddings")]
     return next((limit for limit in limits if isinstance(limit, int) and limit > 0), None)
+
+
+def _unused_positions(hf: PreTrainedModel, limit: int) -> int:
+    """How many rows of the table of positions no token uses.
+
+    Where padding has a row of its own, positions count from the next (RoBERTa and its kind).
+    """
+    for name, module in hf.named_modules():
+        padding = getattr(module, "padding_idx", None)
+        if name.endswith("position_embeddings") and padding is not None and len(module.weight) == limit:
+            return int(padding) + 1
+    return 0
 
 
 def load(

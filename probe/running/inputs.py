@@ -66,7 +66,7 @@ def encode_for(model: Model, text: Text, *, truncate: bool = False) -> Encoding:
         )
     embeddings: Any = model.hf.get_input_embeddings()
     with model.lock:  # a tokenizer keeps its truncation settings on itself
-        return encode(model.tokenizer, text, model.max_tokens, embeddings.num_embeddings, truncate=truncate)
+        return encode(model.tokenizer, text, model.max_tokens, len(embeddings.weight), truncate=truncate)
 
 
 def encode_targets(
@@ -112,7 +112,7 @@ def _encode_target(model: Model, text: str, *, truncate: bool) -> Encoding:
             "its configuration."
         )
     decoder: Any = model.hf.get_decoder()
-    size = decoder.get_input_embeddings().num_embeddings
+    size = len(decoder.get_input_embeddings().weight)
     limit = model.max_target_tokens
 
     def encoded(limit: int | None) -> Encoding:
