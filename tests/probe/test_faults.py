@@ -149,14 +149,12 @@ def assert_only(report: Report, layer: int, heads: list[int], *reasons: str) -> 
     assert set(failed_layers(report)) <= {layer}
     assert f"{len(heads)} of {len(report.heads)} heads" in report.verdict
     assert f"do NOT agree, in layer {layer}: " in report.verdict
-    # The difference, and the tolerance it is held against, are of one of the heads that failed.
-    numbers = {
-        f"{one.max_abs_error:.1e} (layer {layer}, head {one.head}), tolerance {one.tolerance:.1e}. "
-        for one in report.heads
-        if not one.passed
-    }
-    assert any(number in report.verdict for number in numbers)
-    assert all(reason in report.verdict.partition("Not within bounds: ")[2] for reason in reasons)
+    # Each error that is named is that of one of the heads that failed, and beyond the bound beside it.
+    named = report.verdict.partition("Not within bounds: ")[2]
+    for reason in reasons:
+        beyond = [one for head in report.heads for one in head.exceeded if one.name == reason]
+        assert all(not one.error <= one.bound for one in beyond)
+        assert any(f"{reason} {one.error:.1e} (bound {one.bound:.1e})" in named for one in beyond)
 
 
 @pytest.mark.parametrize("name", EVERY)

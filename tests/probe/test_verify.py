@@ -23,7 +23,7 @@ from transformers import AutoModel, AutoTokenizer
 
 import probe
 from probe import HeadCheck, LayerCheck, Model, ProbeError, Report
-from probe.analyses.checks.report import FROM_WEIGHTS, Findings
+from probe.analyses.checks.report import FROM_WEIGHTS, Exceeded, Findings
 
 # How far the weights of a sound model may be off, by the number of tokens.
 FLOAT32_UP_TO_128, FLOAT32, FLOAT64 = 2e-6, 5e-6, 1e-13
@@ -469,6 +469,7 @@ def test_several_batches_show_the_worst_of_each_number(gpt2: Model) -> None:
         loops_error=1e-7,
         worst=dataclasses.replace(cell, text=1),
         failed=("weights",),
+        exceeded=(Exceeded("weights", 3e-6, 2e-6),),
         passed=False,
     )
     for order in ((fine, wrong), (wrong, fine)):
@@ -480,6 +481,8 @@ def test_several_batches_show_the_worst_of_each_number(gpt2: Model) -> None:
         assert found.mean_abs_error == pytest.approx((1e-7 * 100 + 4e-7 * 200) / 300)
         assert found.loops_error == 1e-7 and found.worst.text == 1
         assert found.failed == ("weights",) and not found.passed
+        # The error that is beyond its bound is named, and not the larger one that is within its own.
+        assert "Not within bounds: weights 3.0e-06 (bound 2.0e-06)." in findings.report().verdict
         assert findings.report().max_abs_error == 4e-6
 
 
@@ -488,9 +491,12 @@ def test_an_error_that_is_no_number_is_the_worst(gpt2: Model) -> None:
     findings = Findings(gpt2, FROM_WEIGHTS, ())
     for error in (1e-6, float("nan"), 1e-3):
         failed = ("weights",) if error != 1e-6 else ()
-        findings.add_head(head_check(report, max_abs_error=error, failed=failed, passed=not failed), 10)
+        exceeded = tuple(Exceeded(name, error, 2e-6) for name in failed)
+        checked = head_check(report, max_abs_error=error, failed=failed, exceeded=exceeded, passed=not failed)
+        findings.add_head(checked, 10)
     (found,) = findings.report().heads
     assert math.isnan(found.max_abs_error) and not found.passed
+    assert "weights not a number" in findings.report().verdict
 
 
 def test_several_batches_of_a_layers_output(gpt2: Model) -> None:

@@ -8,7 +8,7 @@ itself made (``query_key.py``), where it isn't known where its weights lie. Both
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
@@ -45,6 +45,30 @@ class Cell:
 
 
 @dataclass(frozen=True)
+class Exceeded:
+    """An error that is beyond its bound, of the batch of texts where it is farthest beyond.
+
+    Attributes
+    ----------
+    name : as in ``HeadCheck.failed``.
+    error, bound : absolute; for "weights" these are max_abs_error and tolerance.
+    """
+
+    name: str
+    error: float
+    bound: float
+
+    @property
+    def by(self) -> float:
+        """How many times its bound it is; NaN, and anything where nothing is allowed, is the most."""
+        return self.error / self.bound if self.bound > 0 and not math.isnan(self.error) else math.inf
+
+    def __str__(self) -> str:
+        error = "not a number" if math.isnan(self.error) else f"{self.error:.1e}"
+        return f"{self.name} {error} (bound {self.bound:.1e})"
+
+
+@dataclass(frozen=True)
 class HeadCheck:
     """One head, over all texts. Errors are absolute differences between the model and the computation from
     scratch; each is the largest of any text.
@@ -70,6 +94,7 @@ class HeadCheck:
         rows; None for heads outside the sample.
     failed : which of these are not within their bounds: "weights" (max_abs_error), "query", "key", "value",
         "context", "forbidden weight", "row sums", "loops".
+    exceeded : the same with their errors and bounds.
     passed : whether none has failed.
     kind : of attention: "self"; in a model with an encoder and a decoder "encoder", "decoder" or "cross".
     """
@@ -90,6 +115,7 @@ class HeadCheck:
     failed: tuple[str, ...]
     passed: bool
     kind: str = "self"
+    exceeded: tuple[Exceeded, ...] = ()
 
     @property
     def place(self) -> str:
@@ -236,7 +262,12 @@ class Report(Result, what="report"):
             Column("forbidden", [_forbidden(one) for one in self.heads]),
             *columns_of(self.heads, {"loops_error": "loops"}, ".1e"),
             Column("", [_mark(one) for one in self.heads]),
+            Column(
+                "exceeded", [", ".join(map(str, one.exceeded)) for one in self.heads], "not within bounds"
+            ),
         ]
+        if self.heads and all(one.passed for one in self.heads):
+            heads.pop()  # a column without anything in it
         layers = [
             *columns_of(self.layers, ("layer",)),
             *columns_of(self.layers, {"output_error": "output error", "tolerance": "tolerance"}, ".1e"),
@@ -296,12 +327,11 @@ class Report(Result, what="report"):
     @property
     def _result(self) -> str:
         failed = [head for head in self.heads if not head.passed]
-        worst = max(failed or self.heads, key=lambda head: nan_is_worst(head.max_abs_error))
-        where = f"largest difference {worst.max_abs_error:.1e} ({worst.place})"
         if self.passed:
+            worst = max(self.heads, key=lambda head: nan_is_worst(head.max_abs_error))
             return (
-                f"All {len(self.heads)} heads of {self.model} agree: {where}, "
-                f"tolerance {worst.tolerance:.1e}."
+                f"All {len(self.heads)} heads of {self.model} agree: largest difference "
+                f"{worst.max_abs_error:.1e} ({worst.place}), tolerance {worst.tolerance:.1e}."
             )
         named = ", ".join(self._failed_layers())
         # What a head's values are off by shows in no weight, and a sound weight may be the worst one.
@@ -316,10 +346,11 @@ class Report(Result, what="report"):
                 f"NOT, in {named}: largest difference {output.output_error:.1e} ({output.place}), "
                 f"tolerance {output.tolerance:.1e}."
             ) + problem
-        what = ", ".join(dict.fromkeys(name for head in failed for name in head.failed))
+        what = ", ".join(map(str, farthest(one for head in failed for one in head.exceeded)))
+        farthest_off = max(failed, key=lambda head: max(one.by for one in head.exceeded))
         return (
-            f"{len(failed)} of {len(self.heads)} heads of {self.model} do NOT agree, in {named}: {where}, "
-            f"tolerance {worst.tolerance:.1e}. Not within bounds: {what}."
+            f"{len(failed)} of {len(self.heads)} heads of {self.model} do NOT agree, in {named}: "
+            f"{farthest_off.place} is farthest off. Not within bounds: {what}."
         ) + problem
 
     def _failed_layers(self) -> list[str]:
@@ -395,8 +426,10 @@ class Findings:
         }
         limits = {**limits, "forbidden weight": 0.0}
         # Written so that a NaN fails.
-        failed = tuple(
-            name for name, error in errors.items() if error is not None and not error <= limits[name]
+        exceeded = tuple(
+            Exceeded(name, error, limits[name])
+            for name, error in errors.items()
+            if error is not None and not error <= limits[name]
         )
         text, query, key = spot
         rows, columns = sides(kind, self.encodings, self.targets)
@@ -423,9 +456,10 @@ class Findings:
             forbidden_weight=errors["forbidden weight"],
             row_sum_error=errors["row sums"],
             loops_error=loops,
-            failed=failed,
-            passed=not failed,
+            failed=tuple(one.name for one in exceeded),
+            passed=not exceeded,
             kind=kind,
+            exceeded=exceeded,
         )
         self.add_head(check, cells)
 
@@ -440,12 +474,14 @@ class Findings:
         off = max(known, check, key=lambda one: ("weights" in one.failed, nan_is_worst(one.max_abs_error)))
         errors = ("max_abs", "query", "key", "value", "context", "row_sum", "loops")
         names = (*(f"{name}_error" for name in errors), "forbidden_weight")
+        exceeded = farthest(chain(known.exceeded, check.exceeded))
         self.heads[place] = replace(
             max(known, check, key=_severity),
             **{name: largest(getattr(known, name), getattr(check, name)) for name in names},
             tolerance=off.tolerance,
             mean_abs_error=(known.mean_abs_error * self.cells[place] + check.mean_abs_error * cells) / total,
-            failed=(*known.failed, *(name for name in check.failed if name not in known.failed)),
+            failed=tuple(one.name for one in exceeded),
+            exceeded=exceeded,
         )
         self.cells[place] = total
 
@@ -491,6 +527,15 @@ def _severity(check: HeadCheck | LayerCheck) -> tuple[bool, float]:
     """Failed before passed, then by the error; NaN is the worst."""
     error = check.max_abs_error if isinstance(check, HeadCheck) else check.output_error
     return not check.passed, nan_is_worst(error)
+
+
+def farthest(exceeded: Iterable[Exceeded]) -> tuple[Exceeded, ...]:
+    """Of each name the one that is farthest beyond its bound, in the order in which they come."""
+    worst: dict[str, Exceeded] = {}
+    for one in exceeded:
+        if one.name not in worst or one.by > worst[one.name].by:
+            worst[one.name] = one
+    return tuple(worst.values())
 
 
 def nan_is_worst(value: float) -> float:
