@@ -12,7 +12,7 @@ from torch import nn
 
 from probe.analyses.causes import cause_of
 from probe.analyses.result import strictly_plain
-from probe.display import notebook, terminal
+from probe.display import terminal
 from probe.display.data import Column, Table
 from probe.errors import ProbeError
 from probe.models.computing import computing
@@ -137,6 +137,8 @@ class ModelCheck:
         return f"<ModelCheck: {self.verdict}>"
 
     def _repr_html_(self) -> str:
+        from probe.display import notebook
+
         return notebook.html(self._lines, texts=(self.text,), map_sets=(), sheet=None, tables=(self.table(),))
 
 
