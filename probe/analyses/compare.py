@@ -330,7 +330,7 @@ def comparison_of(recording: Recording) -> Comparison:
     tally, maps = Tally(model, [encoding]), {}
     for again in recompute(recording):
         tally.add(recording, again, [0])
-        mask = allowed_mask(recording, model.sites[again.layer].window)
+        mask = allowed_mask(recording, again.site.window)
         ours, theirs = again.steps.heads.weights[0], recording.layers[again.layer].weights[0]
         maps["self", again.layer] = Maps(ours, theirs, None if mask is None else mask[0].expand_as(theirs))
     predictions = predictions_of(recording)

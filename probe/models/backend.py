@@ -31,6 +31,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from attention import AttentionSteps, scaled_dot_product_attention
 from probe.errors import ProbeError
 from probe.models.computing import computing
+from probe.models.offload import check_numbers, device_of
 
 # Backends whose masks are tensors, so that a map can be computed beside them.
 BACKENDS = ("sdpa", "eager")
@@ -213,10 +214,12 @@ def running(hf: Any, inputs: Mapping[str, Any]) -> Iterator[None]:
     Raises
     ------
     ProbeError
-        If the device's memory doesn't suffice, for the run or for what is done with it in the block.
+        If the device's memory doesn't suffice, for the run or for what is done with it in the block; if some
+        of its weights have no numbers.
     """
+    check_numbers(hf)
     with ExitStack() as stack:
-        stack.enter_context(computing(hf.device, tuple(inputs[hf.main_input_name].shape)))
+        stack.enter_context(computing(device_of(hf), tuple(inputs[hf.main_input_name].shape)))
         stack.enter_context(LOCK)
         for module in hf.modules():
             if module.training:
@@ -480,7 +483,7 @@ def _little_input(hf: PreTrainedModel) -> dict[str, Tensor]:
     name: str = hf.main_input_name
     encoder = getattr(hf.config, "encoder", None)
     config: Any = encoder if isinstance(encoder, PretrainedConfig) else hf.config
-    dtype = hf.dtype
+    dtype, device = hf.dtype, device_of(hf)
     shape: tuple[int, ...]
     if name == "input_ids":
         shape, dtype = (1, _SOURCE), torch.long
@@ -489,11 +492,11 @@ def _little_input(hf: PreTrainedModel) -> dict[str, Tensor]:
         shape = (1, config.num_channels, *((size, size) if isinstance(size, int) else size))
     else:  # spectra, of which Whisper's encoder makes half as many positions
         shape = (1, config.num_mel_bins, 2 * config.max_source_positions)
-    inputs = {name: torch.zeros(shape, dtype=dtype, device=hf.device)}
+    inputs = {name: torch.zeros(shape, dtype=dtype, device=device)}
     # An encoder alone may have the configuration of a network of two stacks.
     takes = inspect.signature(hf.base_model.forward).parameters
     if hf.config.is_encoder_decoder and "decoder_input_ids" in takes:
-        inputs["decoder_input_ids"] = torch.zeros(1, _TARGET, dtype=torch.long, device=hf.device)
+        inputs["decoder_input_ids"] = torch.zeros(1, _TARGET, dtype=torch.long, device=device)
     return inputs
 
 

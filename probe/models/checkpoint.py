@@ -20,6 +20,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.activations import ACT2FN
 
 from probe.errors import ProbeError
+from probe.models.offload import held
 
 # Names of fields as transformers knows them; a config.json may have others, see ``_field``.
 _COUNTS = ("num_hidden_layers", "num_attention_heads", "hidden_size", "vocab_size")
@@ -233,7 +234,8 @@ def check_dtypes(hf: PreTrainedModel, folder: Path) -> None:
 
 def value_warnings(hf: PreTrainedModel, name: str) -> Iterator[str]:
     """What there is to say of weights that are no numbers, and of a network whose matrices are all zero."""
-    parameters = dict(hf.named_parameters())
+    paths = {key: key.rpartition(".") for key, _ in hf.named_parameters()}
+    parameters = {key: held(hf.get_submodule(path), last) for key, (path, _, last) in paths.items()}
     broken = [key for key, weight in parameters.items() if not bool(torch.isfinite(weight).all())]
     if broken:
         more = f" and {len(broken) - 1} more" if len(broken) > 1 else ""

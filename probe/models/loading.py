@@ -25,6 +25,7 @@ from probe.models.background import in_background
 from probe.models.computing import memory_explained
 from probe.models.families import Family, Site, find_family, supported_types
 from probe.models.names import Found, Identity, find
+from probe.models.offload import device_of
 
 _MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 
@@ -96,9 +97,9 @@ class Model:
         """Whether it can be taken apart, because it is known where its attention's weights lie."""
         return self.family is not None and self.family.takes_apart(self.hf.config)
 
-    @cached_property
+    @property
     def sites(self) -> tuple[Site, ...]:
-        """One entry a layer: where its attention is computed and its weights lie.
+        """One entry a layer of the network as it is now: where its attention is computed and its weights lie.
 
         Raises
         ------
@@ -179,7 +180,7 @@ class Model:
 
     @property
     def device(self) -> torch.device:
-        return self.hf.device
+        return device_of(self.hf)
 
     @property
     def dtype(self) -> torch.dtype:

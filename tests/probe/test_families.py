@@ -328,3 +328,18 @@ def test_a_kind_of_rotation_that_is_not_described(rope_type: str, tmp_path: Path
         for head in range(6):
             assert (run.weights(layer, head) - theirs[layer, head]).abs().max() < TWO_RUNS
     assert probe.run_from_scratch(model, TEXTS[0]).max_abs_error < 1e-4
+
+
+@pytest.mark.parametrize("change", ["rounded weights", "another window"])
+def test_a_network_that_changes_after_its_first_check(folders: dict[str, Path], change: str) -> None:
+    model = probe.load(str(folders["mistral"]))
+    assert probe.verify(model, TEXTS).passed
+    hf: Any = model.hf
+    before = probe.attend(model, TEXTS[0]).weights(2, 1)
+    if change == "rounded weights":
+        hf.bfloat16().float()
+    else:
+        hf.config.sliding_window = 5
+    assert (probe.attend(model, TEXTS[0]).weights(2, 1) - before).abs().max() > 1e-3
+    report = probe.verify(model, TEXTS)
+    assert report.passed, report

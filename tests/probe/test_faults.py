@@ -169,6 +169,13 @@ def test_sound_models_pass(checked: dict[str, Model], name: str) -> None:
 # --- faults in our copy of the weights ----------------------------------------------------------------------
 
 
+def kept_sites(monkeypatch: pytest.MonkeyPatch, model: Model) -> tuple[Site, ...]:
+    """The model's sites, the same objects from now on, by which layers are told apart."""
+    sites = model.sites
+    monkeypatch.setattr(Model, "sites", property(lambda self: sites))
+    return sites
+
+
 def copy_through(
     monkeypatch: pytest.MonkeyPatch,
     model: Model,
@@ -176,12 +183,12 @@ def copy_through(
     change: Callable[[attention.modules.MultiHeadAttention], None],
 ) -> None:
     """Our copy of one layer goes through `change` before it is run."""
-    sound = weights.from_scratch
+    sound, sites = weights.from_scratch, kept_sites(monkeypatch, model)
     spoilt: list[Any] = []
 
     def changed(site: Site, reuse: Any = None) -> Any:
         module = sound(site, None if reuse in spoilt else reuse)
-        if site is model.sites[layer]:
+        if site is sites[layer]:
             change(module)
             spoilt.append(module)
         return module
@@ -265,8 +272,9 @@ def test_our_heads_swapped(
 def test_our_layers_swapped(checked: dict[str, Model], name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = checked[name]
     first, second = 0, model.num_layers - 1
-    other = {id(model.sites[first]): model.sites[second], id(model.sites[second]): model.sites[first]}
-    assert model.sites[first].attention is not model.sites[second].attention
+    sites = kept_sites(monkeypatch, model)
+    other = {id(sites[first]): sites[second], id(sites[second]): sites[first]}
+    assert sites[first].attention is not sites[second].attention
     sound = weights.from_scratch
 
     def swapped(site: Site, *args: Any) -> Any:
@@ -725,7 +733,7 @@ def test_turned_otherwise(
     """Ours: in our module alone. What is known: there, and where the model's queries and keys are read."""
     model = checked[name]
     layer = layer_of(model, where)
-    site = model.sites[layer]
+    site = kept_sites(monkeypatch, model)[layer]
     turns = itertools.cycle(["query", "key"])  # the order in which they are turned, but for GPT-J's own
 
     def otherwise(x: Tensor, frequencies: Tensor, *, interleaved: bool) -> Tensor:

@@ -58,7 +58,7 @@ class Recomputed:
 
     Attributes
     ----------
-    layer : which layer.
+    layer, site : which layer, and where it is in the network.
     mask : (B, 1, T, T), bool, which keys each query may attend to; None if all.
     cells : how many cells of one head's maps count: real queries with the keys they may attend to.
     steps : what ``attention.MultiHeadAttention`` computed, holding a copy of the layer's weights.
@@ -69,6 +69,7 @@ class Recomputed:
     """
 
     layer: int
+    site: Site
     mask: Tensor | None
     cells: int
     steps: MultiHeadSteps
@@ -88,7 +89,7 @@ def recompute(recording: Recording) -> Iterator[Recomputed]:
         with computing(recording.model.device, tuple(real.shape)):
             module = from_scratch(site, module)
             steps = module.steps(seen.input, mask=mask, keep_steps=False)
-            again = Recomputed(layer, mask, cells, steps, _sizes(module, seen.input, real))
+            again = Recomputed(layer, site, mask, cells, steps, _sizes(site, module, seen.input, real))
         yield again
 
 
@@ -134,14 +135,19 @@ def from_scratch(site: Site, reuse: MultiHeadAttention | None = None) -> MultiHe
     return module
 
 
-def _sizes(module: MultiHeadAttention, x: Tensor, real: Tensor) -> dict[str, Tensor]:
+def _sizes(site: Site, module: MultiHeadAttention, x: Tensor, real: Tensor) -> dict[str, Tensor]:
     sizes: dict[str, Tensor] = {}
-    maps = {"query": module.W_query, "key": module.W_key, "value": module.W_value, "output": module.out_proj}
-    for name, linear in maps.items():
+    maps = {
+        "query": (site.query, module.W_query),
+        "key": (site.key, module.W_key),
+        "value": (site.value, module.W_value),
+        "output": (site.output, module.out_proj),
+    }
+    for name, (projection, linear) in maps.items():
         # In float32 at least, as squares can be too large for half precision; a weight that is a transposed
         # view is summed over much faster than norm() does it.
         weight = linear.weight.to(torch.promote_types(linear.weight.dtype, torch.float32))
-        sizes[name] = weight.square().sum(1).amax().sqrt()
+        sizes[name] = torch.maximum(weight.square().sum(1).amax().sqrt(), projection.detour().amax())
         bias = linear.bias
         sizes[f"{name} bias"] = sizes[name].new_zeros(()) if bias is None else bias.abs().amax()
     if module.query_key_norm is not None:
@@ -216,7 +222,7 @@ class Tally(Findings):
     def add(self, recording: Recording, again: Recomputed, texts: Sequence[int]) -> None:
         """Compare one layer on one batch; ``texts`` are the indices of the batch's texts."""
         seen, real = recording.layers[again.layer], recording.attention_mask
-        scale = self.model.sites[again.layer].scale
+        scale = again.site.scale
         with computing(self.model.device, tuple(real.shape)):
             found, spots = _measure(seen, again, real)
             bounds = _bounds(seen, again, found, scale, self.unit)

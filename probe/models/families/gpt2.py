@@ -29,10 +29,7 @@ def _site(attention: Any, layer: int, config: Any) -> Site:
     width = attention.embed_dim
     return Site.of(
         attention,
-        [
-            *Projection.side_by_side(attention.c_attn, width, width, width),
-            Projection(attention.c_proj, 0, width),
-        ],
+        [*Projection.side_by_side(attention.c_attn, width, width, width), attention.c_proj],
         num_heads=attention.num_heads,
         head_dim=attention.head_dim,
         scale=scale(config, attention.head_dim, layer),

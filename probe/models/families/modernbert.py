@@ -24,7 +24,7 @@ def sites(hf: Any) -> tuple[Site, ...]:
 
 
 def _site(hf: Any, layer: int, attention: Any) -> Site:
-    width = attention.Wqkv.out_features // 3
+    width = attention.config.num_attention_heads * attention.head_dim
     return Site.of(
         attention,
         [*Projection.side_by_side(attention.Wqkv, width, width, width), attention.Wo],

@@ -9,9 +9,10 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from transformers.pytorch_utils import Conv1D
 
 from attention import rotate
+from probe.models import linear
+from probe.models.offload import held
 
 Role = Literal["query", "key", "value"]
 ROLES: tuple[Role, ...] = ("query", "key", "value")
@@ -21,21 +22,15 @@ ROLES: tuple[Role, ...] = ("query", "key", "value")
 class Projection:
     """One linear map of a layer: the output columns ``start`` to ``stop`` of ``module``.
 
-    Networks store it in four ways: as an ``nn.Linear`` of its own (BERT), as some columns of a wider map,
-    those columns head by head (GPT-NeoX: each ``every`` columns belong to a head, and the map has ``start``
-    to ``stop`` of these), and transposed, as GPT-2's ``Conv1D`` of shape (in, out). This class is the only
-    place that knows.
+    Networks store it in two ways: as a map of its own (BERT), or as some columns of a wider one: side by side
+    (GPT-2), or head by head (GPT-NeoX: each ``every`` columns belong to a head, and the map has ``start`` to
+    ``stop`` of these). A ``stop`` of None is the end. How the map itself is kept ``linear.py`` knows.
     """
 
     module: nn.Module
-    start: int
-    stop: int
+    start: int = 0
+    stop: int | None = None
     every: int | None = None
-
-    @classmethod
-    def whole(cls, linear: nn.Linear) -> Projection:
-        """All output columns of a ``Linear``."""
-        return cls(linear, 0, linear.out_features)
 
     @classmethod
     def side_by_side(cls, module: nn.Module, *widths: int, every: int | None = None) -> list[Projection]:
@@ -44,30 +39,38 @@ class Projection:
         return [cls(module, start, stop, every) for start, stop in bounds]
 
     def weight(self) -> Tensor:
-        """A copy of the weight in ``nn.Linear``'s layout: (out, in)."""
-        weight: Any = self.module.weight
-        stored_in_out = isinstance(self.module, Conv1D)
-        if stored_in_out:
+        """A copy of the weight in ``nn.Linear``'s layout: (out, in).
+
+        Raises
+        ------
+        ProbeError
+            If the module is of a kind whose weights can't be read; so do ``bias`` and ``detour``.
+        """
+        part = self._part(linear.weight(self.module), 0)
+        if part.stride(0) == 1:
             # Copied as it lies, then looked at the other way round: much faster than to move every number.
-            columns = weight.detach()[:, self.start : self.stop]
-            return torch.clone(columns, memory_format=torch.contiguous_format).T
-        return torch.clone(self._part(weight.detach(), 0), memory_format=torch.contiguous_format)
+            return torch.clone(part.T, memory_format=torch.contiguous_format).T
+        return torch.clone(part, memory_format=torch.contiguous_format)
 
     def bias(self) -> Tensor | None:
         """A copy of the bias: (out,), or None if the map has none."""
-        bias: Any = self.module.bias
-        return None if bias is None else self._part(bias.detach(), 0).clone()
+        bias = linear.bias(self.module)
+        return None if bias is None else self._part(bias, 0).clone()
+
+    def detour(self) -> Tensor:
+        """The size of what is added up where there are adapters, see ``linear.detour``: (out,)."""
+        return self._part(linear.detour(self.module), 0)
 
     def columns(self, output: Tensor) -> Tensor:
         """This projection's part of what ``module`` returned: (..., out)."""
         return self._part(output, output.dim() - 1)
 
     def _part(self, tensor: Tensor, dim: int) -> Tensor:
-        width = self.stop - self.start
-        if self.every is None:
-            return tensor.narrow(dim, self.start, width)
-        by_head = tensor.unflatten(dim, (-1, self.every))
-        return by_head.narrow(dim + 1, self.start, width).flatten(dim, dim + 1)
+        split = tensor if self.every is None else tensor.unflatten(dim, (-1, self.every))
+        along = dim if self.every is None else dim + 1
+        stop = split.shape[along] if self.stop is None else self.stop
+        part = split.narrow(along, self.start, stop - self.start)
+        return part if self.every is None else part.flatten(dim, along)
 
 
 @dataclass(frozen=True)
@@ -91,8 +94,7 @@ class Norm:
 
     def gain(self) -> Tensor:
         """What numbers are multiplied with after the division, a copy: (head_dim,), or for all heads."""
-        weight: Any = self.module.weight
-        weight = weight.detach()
+        weight = held(self.module, "weight")
         # 1 more rounded to half precision would lose digits of a small weight.
         wide = torch.promote_types(weight.dtype, torch.float32)
         return weight.to(wide) + 1 if self.one_more else weight.clone()
@@ -134,12 +136,10 @@ class Site:
     ) -> Site:
         """A site, scaled by the head's width if ``otherwise``, its other fields, has no scale.
 
-        ``maps`` are those of query, key, value and output: each a ``Projection``, or a ``Linear`` for the
-        whole of it.
+        ``maps`` are those of query, key, value and output: each a ``Projection``, or a module for the whole
+        of it.
         """
-        query, key, value, output = (
-            one if isinstance(one, Projection) else Projection.whole(one) for one in maps
-        )
+        query, key, value, output = (one if isinstance(one, Projection) else Projection(one) for one in maps)
         scale = otherwise.pop("scale", head_dim**-0.5)
         return cls(attention, query, key, value, output, num_heads, head_dim, scale, **otherwise)
 

@@ -13,15 +13,16 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from probe.models.families.family import Family, causal_as_decoder, unscaled
+from probe.models.offload import device_of, held
 
 
 def bias(hf: PreTrainedModel, module: nn.Module, kind: str, num_queries: int, num_keys: int) -> Tensor:
     """One number for each head and distance; none between the two texts."""
     if kind == "cross":
-        return torch.zeros(1, 1, num_queries, num_keys, device=hf.device)
+        return torch.zeros(1, 1, num_queries, num_keys, device=device_of(hf))
     stacks = (part for part in hf.modules() if hasattr(part, "block"))
     stack: Any = next(part for part in stacks if module in part.modules())
-    table = stack.block[0].layer[0].SelfAttention.relative_attention_bias.weight.detach()  # (buckets, H)
+    table = held(stack.block[0].layer[0].SelfAttention.relative_attention_bias, "weight")  # (buckets, H)
     buckets = t5_buckets(
         num_queries,
         num_keys,
