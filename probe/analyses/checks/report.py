@@ -155,6 +155,7 @@ class Report(Result, what="report"):
     layers : of the outputs of whole layers; none in a check from query and key, which ends before them.
     texts, tokens, num_tokens : what was given. For an image or a recording the name and shape of its tensor.
     targets, target_tokens : what the decoder was given, its start token first; none without a decoder.
+    leftover : a sentence on weights of the file that the network leaves out, if there are such.
     truncated : for each text a sentence saying what was cut of it or its target, or None.
     matmul_precision : of float32 products.
     """
@@ -174,6 +175,7 @@ class Report(Result, what="report"):
     target_tokens: tuple[tuple[str, ...], ...]
     truncated: tuple[str | None, ...]
     matmul_precision: str
+    leftover: tuple[str, ...] = ()
 
     @property
     def model(self) -> str:
@@ -322,7 +324,7 @@ class Report(Result, what="report"):
     @property
     def verdict(self) -> str:
         """The result in one line."""
-        return f"{self._result} Checked {self.check}."
+        return " ".join((self._result, f"Checked {self.check}.", *self.leftover))
 
     @property
     def _result(self) -> str:
@@ -515,6 +517,7 @@ class Findings:
             target_tokens=tuple(target.tokens for target in self.targets),
             truncated=tuple(cuts(encoding, target) for encoding, target in pairs),
             matmul_precision="highest",
+            leftover=self.model.leftover_warning,
             origin=Origin.of(self.model, "eager"),
         )
 
