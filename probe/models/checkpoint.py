@@ -11,6 +11,7 @@ import inspect
 import json
 import re
 import sys
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -322,6 +323,20 @@ def value_warnings(hf: PreTrainedModel, name: str) -> Iterator[str]:
             f"All weight matrices of {name} are zero: every head then attends uniformly, and agreement says "
             "nothing. The checkpoint is empty."
         )
+
+
+def fingerprint(hf: PreTrainedModel) -> int:
+    """What tells a network from one with other weights or modules, or told to compute otherwise."""
+    modules = [f"{name} {type(module)}" for name, module in hf.named_modules()]
+    config = {**hf.config.to_dict(), "_name_or_path": None}  # the same from another folder
+    told = [repr(config), str(hf.config._attn_implementation), *modules]
+    found = zlib.crc32("\n".join(told).encode())
+    for name, tensor in (*hf.named_parameters(), *hf.named_buffers()):
+        found = zlib.crc32(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode(), found)
+        if not tensor.is_meta and tensor.numel():
+            numbers = tensor.detach().cpu().contiguous().flatten().view(torch.uint8)
+            found = zlib.crc32(numbers.numpy().data, found)
+    return found
 
 
 def files(folder: Path) -> Files:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import threading
 import warnings
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
@@ -24,7 +26,7 @@ from probe.models import backend, checkpoint
 from probe.models.background import in_background
 from probe.models.computing import memory_explained
 from probe.models.families import Family, Site, find_family, supported_types
-from probe.models.names import Found, Identity, find
+from probe.models.names import Found, Identity, find, found_at
 from probe.models.offload import device_of
 
 _MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
@@ -52,6 +54,7 @@ class Model:
     attentions : every attention of a forward pass, in the order they are computed.
     leftover : weights of the file that the network leaves out and that its attention may have been trained
         with, by name; see ``checkpoint.leftover``.
+    fingerprint : what ``checkpoint.fingerprint`` said when it was loaded; None for an object.
     lock : held during every run, so that threads take turns; one for all models.
     """
 
@@ -66,7 +69,36 @@ class Model:
     family: Family | None = field(repr=False)
     attentions: tuple[backend.Attention, ...] = field(repr=False)
     leftover: tuple[str, ...] = field(default=(), repr=False)
+    fingerprint: int | None = field(default=None, repr=False)
     lock: threading.RLock = field(default=backend.LOCK, repr=False)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """For another process: a model that was loaded by its name is loaded there again, if nothing was
+        changed in it since; of any other the whole network goes along.
+
+        Raises
+        ------
+        ProbeError
+            If the network can't be pickled.
+        """
+        if self.folder is not None and self.fingerprint == checkpoint.fingerprint(self.hf):
+            where = self.name, self.source, self.folder.absolute(), self.revision
+            return _load_again, (where, self.device, self.dtype, self.tokenizer, self.fingerprint)
+        try:
+            network = pickle.dumps(self.hf)
+        except Exception as error:  # whatever somebody has put into it
+            raise ProbeError(
+                f"The network of {self.name} can't be pickled ({_first_line(error)}): save it with "
+                "save_pretrained, and load that folder."
+            ) from None
+        kept = self.name, self.source, self.folder, self.revision, self.sha256, self.identity, self.leftover
+        return _unpickle, (network, self.tokenizer, *kept)
+
+    def __copy__(self) -> Model:
+        return replace(self)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Model:
+        return replace(self, hf=copy.deepcopy(self.hf, memo), tokenizer=copy.deepcopy(self.tokenizer, memo))
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -225,6 +257,53 @@ class Model:
                 )
 
 
+def _load_again(
+    where: tuple[str, str, Path, str | None],
+    device: torch.device,
+    dtype: torch.dtype,
+    tokenizer: PreTrainedTokenizerBase,
+    fingerprint: int,
+) -> Model:
+    """A model that was pickled, from the files that it was loaded from then.
+
+    Raises
+    ------
+    ProbeError
+        If they are not there, or make another model.
+    """
+    name, _, folder, _ = where
+    if not folder.is_dir():
+        raise ProbeError(f"{name} was loaded from {folder}, which is not here: copy it to there.")
+    found, device = found_at(*where), _device(device, dtype)
+    model = _kept_or_loaded(found, device, dtype, tokenizer)
+    if fingerprint != checkpoint.fingerprint(model.hf):  # one that is kept can have been changed since
+        model = _load(found, device, dtype, tokenizer)
+    if fingerprint != model.fingerprint:
+        raise ProbeError(
+            f"What lies in {folder} is not {name} as it was pickled (other weights or another configuration, "
+            "or read by another transformers): load it, and make again what was pickled."
+        )
+    return replace(model, tokenizer=tokenizer)
+
+
+def _unpickle(
+    network: bytes,
+    tokenizer: Any,
+    name: str,
+    source: str,
+    folder: Path | None,
+    revision: str | None,
+    sha256: str | None,
+    identity: Identity | None,
+    leftover: tuple[str, ...],
+) -> Model:
+    """A model whose whole network was pickled."""
+    model = _model(pickle.loads(network), tokenizer, name, source)
+    return replace(
+        model, folder=folder, revision=revision, sha256=sha256, identity=identity, leftover=leftover
+    )
+
+
 def _positions(config: Any, part: str) -> int | None:
     """How many positions a configuration, or that of its encoder or decoder, says there are."""
     config = getattr(config, part, config) if config.is_encoder_decoder else config.get_text_config()
@@ -291,7 +370,7 @@ def load(
 
 
 _KEPT = 4
-_kept: OrderedDict[str, Model] = OrderedDict()
+_kept: OrderedDict[tuple[str, torch.device, torch.dtype], Model] = OrderedDict()
 _books = threading.Lock()
 
 
@@ -304,16 +383,23 @@ def resolve(model: Model | str | PreTrainedModel) -> Model:
         return model
     if not isinstance(model, str) or not model.strip():
         return load(model)
-    found = find(model.strip())
+    return _kept_or_loaded(find(model.strip()), _device(None, torch.float32), torch.float32, None)
+
+
+def _kept_or_loaded(
+    found: Found, device: torch.device, dtype: torch.dtype, tokenizer: PreTrainedTokenizerBase | None
+) -> Model:
+    """A model that was found; the last few are kept while their files don't change."""
+    asked = found.name, device, dtype
     with _books:
-        kept = _kept.get(found.name)
+        kept = _kept.get(asked)
         if kept is not None and kept.identity == found.identity:
-            _kept.move_to_end(found.name)
+            _kept.move_to_end(asked)
             return kept
-    loaded = _load(found, _device(None, torch.float32), torch.float32, None)
+    loaded = _load(found, device, dtype, tokenizer)
     with _books:
-        _kept[found.name] = loaded
-        _kept.move_to_end(found.name)
+        _kept[asked] = loaded
+        _kept.move_to_end(asked)
         while len(_kept) > _KEPT:
             _kept.popitem(last=False)
     return loaded
@@ -378,6 +464,7 @@ def _load(
     checkpoint.check_unchanged(found.folder, files)
     _warn_if_untested()
     model = _model(hf, tokenizer, found.name, found.source, found, digest, left)
+    model = replace(model, fingerprint=checkpoint.fingerprint(hf))
     for warning in model.weight_warnings:
         warnings.warn(warning, stacklevel=3)
     return model

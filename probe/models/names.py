@@ -96,11 +96,11 @@ def _find_here(name: str) -> Found | None:
             return _snapshot(hub_id, "Hub cache", cached)
         name = bundled
     if name in BUNDLED:
-        return _found(name, "bundled", _bundled_folder(name))
+        return found_at(name, "bundled", _bundled_folder(name))
     folder, shown = _existing(name), name if len(name) <= 200 else f"{name[:200]}..."
     if folder is not None:
         if folder.is_dir():
-            return _found(str(folder), "local folder", folder)
+            return found_at(str(folder), "local folder", folder)
         raise ProbeError(f'"{name}" is a file: give the folder that holds config.json and the weights.')
     like_a_path = (
         name.startswith((".", "~", "/")) or name.count("/") > 1 or "\\" in name or name.endswith("/")
@@ -119,10 +119,11 @@ def _find_here(name: str) -> Found | None:
 
 def _snapshot(name: str, source: str, folder: Path) -> Found:
     # The cache names the folder of a snapshot by its commit.
-    return _found(name, source, folder, revision=folder.name)
+    return found_at(name, source, folder, revision=folder.name)
 
 
-def _found(name: str, source: str, folder: Path, revision: str | None = None) -> Found:
+def found_at(name: str, source: str, folder: Path, revision: str | None = None) -> Found:
+    """A model in a folder, as it lies there now."""
     return Found(name, source, folder, revision, (name, folder.absolute(), checkpoint.files(folder)))
 
 

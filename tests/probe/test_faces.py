@@ -5,8 +5,10 @@ One result of each kind in ``RESULTS``; a kind without a way to be made here fai
 
 from __future__ import annotations
 
+import copy
 import inspect
 import json
+import pickle
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -477,3 +479,26 @@ def test_a_trace_told_in_two_rows_names_two_keys() -> None:
     trace = probe.trace("gpt2", "The cat sat on the mat", 4, 5, 5)
     whole, short = (trace.told(rows).splitlines() for rows in (None, 2))
     assert len(whole) - len(short) == len(trace.tokens) - 2
+
+
+# ---- between processes
+
+
+@every_kind
+@pytest.mark.parametrize("way", ["pickled", "copied", "copied deeply"])
+def test_it_is_the_same_after_a_round_trip(shown: dict[str, Result], what: str, way: str) -> None:
+    result = shown[what]
+    ways: dict[str, Callable[[Result], Result]] = {
+        "pickled": lambda one: pickle.loads(pickle.dumps(one)),
+        "copied": copy.copy,
+        "copied deeply": copy.deepcopy,
+    }
+    again = ways[way](result)
+    assert type(again) is type(result) and again is not result
+    assert again.to_json() == result.to_json() and str(again) == str(result)
+    assert again.arguments == result.arguments and again.origin == result.origin
+    blocks = result.blocks()
+    assert again.blocks().keys() == blocks.keys()
+    for name, numbers in again.blocks().items():
+        np.testing.assert_array_equal(numbers, blocks[name])
+    assert len(pickle.dumps(result)) < 5_000_000  # the numbers, not the network
