@@ -13,6 +13,7 @@ from probe.analyses.distances import HeadDistances, distances
 from probe.analyses.find import FoundHeads, find_heads
 from probe.analyses.masks import MaskComparison, compare_masks
 from probe.analyses.measures import HeadMeasures, measure_heads
+from probe.analyses.over_texts import OverTexts
 from probe.analyses.predict import Prediction, Predictions, predict
 from probe.analyses.rerun import FromScratchRun, run_from_scratch
 from probe.analyses.rollout import Rollout, rollout
@@ -40,6 +41,7 @@ __all__ = [
     "MaskComparison",
     "Model",
     "ModelCheck",
+    "OverTexts",
     "Prediction",
     "Predictions",
     "ProbeError",

@@ -12,8 +12,10 @@ import json
 import os
 import re
 import sys
+import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from inspect import Parameter, Signature
 from pathlib import Path
@@ -71,6 +73,27 @@ ModelName = Annotated[
     ),
 ]
 TheText = Annotated[str, typer.Argument(metavar="TEXT", help="The text, in quotes.")]
+Texts = Annotated[
+    list[str] | None, typer.Argument(metavar="TEXT", help="One text or several, each in quotes.")
+]
+TextsFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--file",
+        "--texts",
+        metavar="FILE",
+        parser=expanded,
+        help="Also every line of this UTF-8 file; empty lines are skipped.",
+    ),
+]
+Label = Annotated[
+    str | None,
+    typer.Option(
+        "--label",
+        metavar="LABEL",
+        help="Of a classifier: whose change counts, by name or number; default: the likeliest.",
+    ),
+]
 Pair = Annotated[
     str | None, typer.Option("--pair", metavar="TEXT", help="Second sentence, for models like BERT.")
 ]
@@ -97,19 +120,9 @@ Head = Annotated[int, typer.Option(help="Head, counted from 0.")]
 @app.command()
 def verify(
     model: ModelName,
-    texts: Annotated[
-        list[str] | None, typer.Argument(metavar="TEXT", help="One text or several, in quotes.")
-    ] = None,
+    texts: Texts = None,
     pair: Pair = None,
-    file: Annotated[
-        Path | None,
-        typer.Option(
-            "--file",
-            metavar="FILE",
-            parser=expanded,
-            help="Also check every line of this UTF-8 file; empty lines are skipped.",
-        ),
-    ] = None,
+    file: TextsFile = None,
     target: Target = None,
     as_json: AsJson = False,
     device: Device = None,
@@ -122,13 +135,7 @@ def verify(
     """
     import probe
 
-    given: list[Any] = [*(texts or []), *(_lines(file) if file else [])]
-    if not given:
-        raise typer.BadParameter("give a text, or --file.")
-    if pair is not None:
-        if len(given) != 1:
-            raise typer.BadParameter("--pair goes with exactly one text.")
-        given = [(given[0], pair)]
+    given = _given(texts, file, pair)
     if target is not None and len(given) != 1:
         raise typer.BadParameter("--target goes with exactly one text.")
     targets = None if target is None else [target]
@@ -178,58 +185,76 @@ def attend(
 @app.command()
 def heads(
     model: ModelName,
-    text: TheText,
+    texts: Texts = None,
     sort: Annotated[
         str | None, typer.Option("--sort", metavar="MEASURE", help="Largest first, by a column's title.")
     ] = None,
     top: Annotated[int | None, typer.Option("--top", min=1, help="Only so many heads.")] = None,
     pair: Pair = None,
+    file: TextsFile = None,
     as_json: AsJson = False,
     device: Device = None,
     dtype: Dtype = "float32",
     truncate: Truncate = False,
 ) -> None:
-    """Measure every head: entropy, distance, weight on the previous token, induction and more."""
+    """Measure every head: entropy, distance, weight on the previous token, induction and more.
+
+    Of several texts, the means over them.
+    """
     import probe
 
-    measures = probe.measure_heads(_load(model, device, dtype), _with(text, pair), truncate=truncate)
-    measures = replace(measures, heads=(measures.heads if sort is None else measures.ranked(sort))[:top])
+    given = _one_or_all(texts, file, pair)
+    with _progress() as progress:
+        loaded = _load(model, device, dtype)
+        measures: Any = probe.measure_heads(loaded, given, truncate=truncate, progress=progress)
+    rows = "rows" if isinstance(measures, probe.OverTexts) else "heads"
+    ranked = getattr(measures, rows) if sort is None else measures.ranked(sort)
+    measures = replace(measures, **{rows: ranked[:top]})
     _print(measures.to_dict() if as_json else str(measures))
 
 
 @app.command()
 def effect(
     model: ModelName,
-    text: TheText,
+    texts: Texts = None,
     layer: Annotated[int | None, typer.Option(help="Layer, counted from 0; default: every head.")] = None,
     head: Annotated[int | None, typer.Option(help="Head, counted from 0; default: all of the layer.")] = None,
     how: How = "zero",
+    label: Label = None,
     top: Annotated[int, typer.Option("--top", min=1, help="How many heads to list.")] = 10,
     pair: Pair = None,
+    file: TextsFile = None,
     as_json: AsJson = False,
     device: Device = None,
     dtype: Dtype = "float32",
     truncate: Truncate = False,
 ) -> None:
-    """Change a head and say what becomes of the model's output; without --layer rank every head by that."""
+    """Change a head and say what becomes of the model's output; without --layer rank every head by that.
+
+    Of several texts, the means over them.
+    """
     import probe
 
     if head is not None and layer is None:
         raise typer.BadParameter("--head goes with --layer.")
-    loaded, given = _load(model, device, dtype), _with(text, pair)
+    given = _one_or_all(texts, file, pair)
+    asked: dict[str, Any] = {"how": how, "label": label, "truncate": truncate}
     result: Any
-    if layer is None:
-        result = probe.rank_heads(loaded, given, how, truncate=truncate)  # type: ignore[arg-type]
-    else:
-        heads: Any = [layer if head is None else (layer, head)]
-        result = probe.ablate(loaded, given, heads, how, truncate=truncate)  # type: ignore[arg-type]
+    with _progress() as progress:
+        loaded = _load(model, device, dtype)
+        if layer is None:
+            result = probe.rank_heads(loaded, given, **asked, progress=progress)
+        else:
+            heads: Any = [layer if head is None else (layer, head)]
+            result = probe.ablate(loaded, given, heads, **asked, progress=progress)
     _print(result.to_dict() if as_json else result.told(top))
 
 
 @app.command()
 def export(
     model: ModelName,
-    text: TheText,
+    *,
+    texts: Texts = None,
     file: Annotated[
         Path,
         typer.Argument(
@@ -238,6 +263,7 @@ def export(
             help="Ends in .json, .npz, .csv, .parquet, .html, .xlsx, .png, .svg or .pdf: the format.",
         ),
     ],
+    texts_file: TextsFile = None,
     what: Annotated[
         str | None,
         typer.Option(
@@ -261,6 +287,7 @@ def export(
         bool, typer.Option("--whole-model", help="For masks: the other mask in every layer.")
     ] = False,
     how: How = "zero",
+    label: Label = None,
     k: Annotated[int, typer.Option("--k", min=1, help="For predictions: how many words to name.")] = 5,
     second: Annotated[
         str | None, typer.Option("--second", metavar="TEXT", help="For texts: the other text.")
@@ -286,7 +313,7 @@ def export(
 ) -> None:
     """Write a result to a file that says where it comes from; reproduce makes it again."""
     import probe
-    from probe.analyses.asking import asked
+    from probe.analyses.asking import asked, takes_several
     from probe.files.formats import FORMATS
 
     if head is not None and layer is None:
@@ -295,12 +322,15 @@ def export(
     has_kind = head is not None and what in ("run", "comparison")
     if kind is not None and not has_kind:
         raise typer.BadParameter("--kind goes with --layer and --head of a run or a comparison.")
-    loaded, given = _load(model, device, dtype), _with(text, pair)
-    if has_kind and kind is None and loaded.has_target:
-        kind = "cross"
     if what not in _kinds():
         raise typer.BadParameter(f"--what is one of {', '.join(_kinds())}, not {what}.")
     analysis = _kinds()[what].analysis
+    given = _one_or_all(texts, texts_file, pair)
+    if isinstance(given, list) and (what == "run" or not takes_several(analysis)):
+        raise typer.BadParameter(f"a {what} is of one text.")
+    loaded = _load(model, device, dtype)
+    if has_kind and kind is None and loaded.has_target:
+        kind = "cross"
     place = layer or 0, head or 0
     chosen: Any = None if layer is None else [layer if head is None else (layer, head)]
     if kind is not None:
@@ -310,7 +340,8 @@ def export(
     given_for = {
         **{name: given for name in ("text", "text_or_texts", "first")},
         **{"layer": place[0], "head": place[1], "query": query, "heads": chosen, "target": target},
-        **{"whole_model": whole_model, "how": how, "k": k, "second": second, "truncate": truncate},
+        **{"whole_model": whole_model, "how": how, "label": label, "k": k, "second": second},
+        "truncate": truncate,
         **{"from_word": from_word, "to_word": to_word, "versus": versus},
     }
     arguments = {}
@@ -355,7 +386,7 @@ def models(as_json: AsJson = False) -> None:
 
 def _command_of(kind: Any) -> Callable[..., None]:
     """The command of an analysis, by its signature and docstring."""
-    from probe.analyses.asking import asked, first_line, parameter_docs
+    from probe.analyses.asking import asked, first_line, parameter_docs, takes_several
 
     analysis = kind.analysis
     about = {**parameter_docs(analysis), **_USUAL_HELP}
@@ -365,8 +396,9 @@ def _command_of(kind: Any) -> Callable[..., None]:
         flag, help_text = f"--{name.replace('_', '-')}", about.get(name, "").split(". ")[0]
         needed = parameter.default is Parameter.empty
         if name == "text":
-            positional[name] = TheText, Parameter.empty
-            options["pair"] = Pair, None
+            several = takes_several(analysis)
+            positional[name] = (Texts, None) if several else (TheText, Parameter.empty)
+            options |= {"pair": (Pair, None), **({"file": (TextsFile, None)} if several else {})}
         elif name in ("layer", "head"):
             options[name] = (Layer if name == "layer" else Head), 0
         elif name in ("target", "truncate"):
@@ -393,11 +425,15 @@ def _command_of(kind: Any) -> Callable[..., None]:
 
     def command(**given: Any) -> None:
         taken = dict(given)
-        model = _load(taken.pop("model"), taken.pop("device"), taken.pop("dtype"))
+        named = taken.pop("model"), taken.pop("device"), taken.pop("dtype")
         top, as_json, pair = taken.pop("top"), taken.pop("as_json"), taken.pop("pair", None)
-        if "text" in taken:
-            taken["text"] = _with(taken["text"], pair)
-        result = analysis(model, **taken)
+        with _progress() as progress:
+            if takes_several(analysis):
+                taken["text"] = _one_or_all(taken["text"], taken.pop("file"), pair)
+                taken["progress"] = progress
+            elif "text" in taken:
+                taken["text"] = _with(taken["text"], pair)
+            result = analysis(_load(*named), **taken)
         _print(result.to_dict() if as_json else result.told(top))
         if result.own_report is not None and not result.own_report.passed:
             raise typer.Exit(1)
@@ -429,6 +465,44 @@ def _load(name: str, device: str | None, dtype: str) -> Any:
 
 def _with(text: str, pair: str | None) -> Any:
     return text if pair is None else (text, pair)
+
+
+def _given(texts: list[str] | None, file: Path | None, pair: str | None) -> list[Any]:
+    """All texts of a command, with the second sentence of the only one if there is one."""
+    given: list[Any] = [*(texts or []), *(_lines(file) if file else [])]
+    if not given:
+        raise typer.BadParameter("give a text, or --file.")
+    if pair is not None:
+        if len(given) != 1:
+            raise typer.BadParameter("--pair goes with exactly one text.")
+        given = [(given[0], pair)]
+    return given
+
+
+def _one_or_all(texts: list[str] | None, file: Path | None, pair: str | None) -> Any:
+    """The text of a command; a list where there are several, or a file of them."""
+    given = _given(texts, file, pair)
+    return given[0] if len(given) == 1 and file is None else given
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[int, int], None]]:
+    """What to call with how much is done and how much there is: a line for who waits longer than a second."""
+    shown, start = sys.stderr.isatty(), time.monotonic()
+    written = False
+
+    def progress(done: int, total: int) -> None:
+        nonlocal written
+        if shown and time.monotonic() - start > 1.0 and total > 1:
+            written = True
+            sys.stderr.write(f"\r{done} of {total} done")
+            sys.stderr.flush()
+
+    try:
+        yield progress
+    finally:
+        if written:
+            sys.stderr.write("\r\033[K")  # the line is gone when there is something to read
 
 
 def _lines(file: Path) -> list[str]:

@@ -15,6 +15,8 @@ import torch
 
 # Arguments that say how a call goes on, not what is asked.
 _BY_THE_WAY = ("progress",)
+# What the text is called.
+_TEXT = ("text", "text_or_texts")
 
 
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -41,6 +43,12 @@ def asked(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
     """What an analysis is asked beside the model, by name and in order."""
     _model, *others = inspect.signature(function).parameters.values()
     return {one.name: one for one in others if one.name not in _BY_THE_WAY}
+
+
+def takes_several(function: Callable[..., Any]) -> bool:
+    """Whether an analysis takes a list of texts in place of one."""
+    parameters = asked(function)
+    return any("Sequence" in str(one.annotation) for name, one in parameters.items() if name in _TEXT)
 
 
 def call_text(function: Callable[..., Any], arguments: Mapping[str, Any]) -> str:

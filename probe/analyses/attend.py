@@ -24,7 +24,6 @@ from probe.running.inputs import (
     batches,
     cuts,
     encode_all,
-    encode_for,
     encode_targets,
     encode_tensors,
     tensors_for,
@@ -325,11 +324,9 @@ def _run(model: Model, source: Encoding, target: Encoding | None, maps: Maps) ->
 
 
 def watched(
-    model: Model | str, text: Text, of_layer: OfLayer[Found], *, truncate: bool
+    model: Model, encoding: Encoding, of_layer: OfLayer[Found]
 ) -> tuple[Origin, Encoding, list[Found]]:
     """Run a model once on a text and keep of each layer what ``of_layer`` makes of it, no map."""
-    model = resolve(model)
-    encoding = encode_for(model, text, truncate=truncate)
     found: list[Found] = []
     watch(model, encoding, lambda *seen: found.append(of_layer(encoding, *seen)))
     return watched_origin(model), encoding, found

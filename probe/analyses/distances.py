@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar, overload
 
 import torch
 from torch import Tensor
@@ -10,7 +12,8 @@ from torch import Tensor
 from probe.analyses.asking import analysis
 from probe.analyses.attend import watched
 from probe.analyses.compare import Comparison
-from probe.analyses.result import Origin, Result, columns_of, of_text
+from probe.analyses.over_texts import Averaging, OverTexts, Progress, ask_each
+from probe.analyses.result import Origin, columns_of, of_text
 from probe.display.data import Sheet, Table, heads_panel
 from probe.display.nonfinite import nonfinite
 from probe.models.loading import Model
@@ -36,7 +39,7 @@ class HeadDistance:
 
 
 @dataclass(frozen=True, repr=False)
-class HeadDistances(Result, what="distances"):
+class HeadDistances(Averaging, what="distances"):
     """How far each head of a model looks on one text. Made by ``distances``; printing it shows a table.
 
     Attributes
@@ -47,6 +50,7 @@ class HeadDistances(Result, what="distances"):
     """
 
     also_in_dict = ("summary",)
+    ranked_by: ClassVar[str] = "distance"
 
     text: Text
     tokens: tuple[str, ...]
@@ -60,10 +64,18 @@ class HeadDistances(Result, what="distances"):
         return tuple(sorted(self.heads, key=lambda one: -1.0 if one.distance is None else -one.distance))
 
     @property
+    def problem(self) -> str | None:
+        return self.notice
+
+    @property
+    def question(self) -> str:
+        return "how far each head looks"
+
+    @property
     def summary(self) -> str:
         """The two ends, in one line."""
-        if self.notice:
-            return self.notice
+        if self.problem:
+            return self.problem
         farthest, nearest = self.ranked[0], self.ranked[-1]
         return (
             f"{self.model_name} ({self.source}), {len(self.tokens)} tokens: layer {farthest.layer}, head "
@@ -93,11 +105,33 @@ class HeadDistances(Result, what="distances"):
             "in tokens, each pair of query and key counted by its weight",
             up_to_one=False,
         )
-        return Sheet(f"{self.model_name} ({self.source}), how far each head looks", (panel,), (self.summary,))
+        return Sheet(f"{self.model_name} ({self.source}), {self.question}", (panel,), (self.summary,))
+
+
+@overload
+def distances(
+    model: Model | str, text: Text, *, truncate: bool = False, progress: Progress | None = None
+) -> HeadDistances: ...
+
+
+@overload
+def distances(
+    model: Model | str,
+    text: list[str] | list[tuple[str, str]] | list[Text],
+    *,
+    truncate: bool = False,
+    progress: Progress | None = None,
+) -> OverTexts[HeadDistances]: ...
 
 
 @analysis(HeadDistances, command="distances")
-def distances(model: Model | str, text: Text, *, truncate: bool = False) -> HeadDistances:
+def distances(
+    model: Model | str,
+    text: Text | Sequence[Text],
+    *,
+    truncate: bool = False,
+    progress: Progress | None = None,
+) -> HeadDistances | OverTexts[HeadDistances]:
     """Run a model once on a text and say how far each of its heads looks. No map is kept.
 
     The distance of a head is the sum of its weights times how many tokens each key is away from its query,
@@ -105,8 +139,10 @@ def distances(model: Model | str, text: Text, *, truncate: bool = False) -> Head
 
     Parameters
     ----------
-    text : a text, or (first, second) for a model that takes sentence pairs.
+    text : a text, or (first, second) for a model that takes sentence pairs; or a list of either, for what is
+        found on each and the means.
     truncate : cut a text that is longer than the model's positions; the result then says so.
+    progress : of a list, called with the number of texts done and their number.
 
     Raises
     ------
@@ -123,7 +159,13 @@ def distances(model: Model | str, text: Text, *, truncate: bool = False) -> Head
     --------
     >>> distances("gpt2", "The cat sat on the mat.").heads[0].distance  # doctest: +SKIP
     """
-    return _distances(*watched(model, text, _of_layer, truncate=truncate))
+    return ask_each(
+        model,
+        text,
+        lambda model, encoding: _distances(*watched(model, encoding, _of_layer)),
+        truncate=truncate,
+        progress=progress,
+    )
 
 
 def distances_of(comparison: Comparison) -> HeadDistances:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar, overload
 
 import torch
 from torch import Tensor
@@ -14,13 +14,13 @@ from torch import Tensor
 from probe.analyses.asking import analysis
 from probe.analyses.attend import watched_origin
 from probe.analyses.compare import Comparison
-from probe.analyses.result import Origin, Result, columns_of, of_text
-from probe.display.data import Sheet, Table, heads_panel
+from probe.analyses.over_texts import Averaging, OverTexts, Progress, ask_each
+from probe.analyses.result import Origin, columns_of, of_text
+from probe.display.data import PanelKind, Sheet, Table, heads_panel
 from probe.display.nonfinite import descending, nonfinite
 from probe.errors import ProbeError
-from probe.models.loading import Model, resolve
+from probe.models.loading import Model
 from probe.running.capture import watch
-from probe.running.inputs import encode_for
 from probe.running.tokens import Encoding, Span, Text
 from probe.running.words import group_words, token_parts
 
@@ -61,7 +61,7 @@ class HeadLink:
 
 
 @dataclass(frozen=True, repr=False)
-class FoundHeads(Result, what="found"):
+class FoundHeads(Averaging, what="found"):
     """The heads of a model by how much weight links two words of one text. Printing it shows a table.
 
     Attributes
@@ -73,6 +73,12 @@ class FoundHeads(Result, what="found"):
     """
 
     also_in_dict = ("summary",)
+    ranked_by: ClassVar[str] = "weight"
+    scales: ClassVar[Mapping[str, PanelKind]] = {
+        "weight": "weight",
+        "versus": "weight",
+        "difference": "change",
+    }
 
     text: Text
     tokens: tuple[str, ...]
@@ -94,9 +100,8 @@ class FoundHeads(Result, what="found"):
     @property
     def summary(self) -> str:
         """The strongest link in one line."""
-        problem = nonfinite(self.model_name, [head.weight for head in self.heads])
-        if problem:
-            return problem
+        if self.problem:
+            return self.problem
         best = self.heads[0]
         line = (
             f'Layer {best.layer}, head {best.head} of {self.model_name} links "{self.from_word.word}" to '
@@ -114,6 +119,15 @@ class FoundHeads(Result, what="found"):
             f"{line}. Layer {other.layer}, head {other.head} prefers it most: {_share(other.weight)} against "
             f"{_share(other.versus or 0.0)}."
         )
+
+    @property
+    def problem(self) -> str | None:
+        return nonfinite(self.model_name, [head.weight for head in self.heads])
+
+    @property
+    def question(self) -> str:
+        against = f' or "{self.versus.word}"' if self.versus else ""
+        return f'heads from "{self.from_word.word}" to "{self.to_word.word}"{against}'
 
     @property
     def remarks(self) -> tuple[str, ...]:
@@ -157,7 +171,7 @@ class FoundHeads(Result, what="found"):
         return Sheet(f"{self.model_name} ({self.source}), all heads", panels, (self.summary,))
 
 
-@analysis(FoundHeads, command="find")
+@overload
 def find_heads(
     model: Model | str,
     text: Text,
@@ -166,15 +180,45 @@ def find_heads(
     versus: str | None = None,
     *,
     truncate: bool = False,
-) -> FoundHeads:
+    progress: Progress | None = None,
+) -> FoundHeads: ...
+
+
+@overload
+def find_heads(
+    model: Model | str,
+    text: list[str] | list[tuple[str, str]] | list[Text],
+    from_word: str,
+    to_word: str,
+    versus: str | None = None,
+    *,
+    truncate: bool = False,
+    progress: Progress | None = None,
+) -> OverTexts[FoundHeads]: ...
+
+
+@analysis(FoundHeads, command="find")
+def find_heads(
+    model: Model | str,
+    text: Text | Sequence[Text],
+    from_word: str,
+    to_word: str,
+    versus: str | None = None,
+    *,
+    truncate: bool = False,
+    progress: Progress | None = None,
+) -> FoundHeads | OverTexts[FoundHeads]:
     """Run a model once on a text and rank its heads by the weight that links two words. No map is kept.
 
     Parameters
     ----------
+    text : a text, or (first, second) for a model that takes sentence pairs; or a list of either, each with
+        the words in it, for what is found in each and the means.
     from_word : the word that attends (the query).
     to_word : the word that is attended to (the key).
     versus : a second target, to see which heads prefer the first.
     truncate : cut a text that is longer than the model's positions; the result then says so.
+    progress : of a list, called with the number of texts done and their number.
 
     Words are matched whole, whatever their case. Where one occurs several times all occurrences count;
     ``"it#2"`` names the second. A special token is named as it is shown, ``"[SEP]"``. The weight on a key
@@ -191,10 +235,13 @@ def find_heads(
     >>> trophy = "The trophy doesn't fit in the suitcase because it is too big."
     >>> find_heads("bert", trophy, "it", "trophy", versus="suitcase").heads[0]  # doctest: +SKIP
     """
-    model = resolve(model)
-    search = _Search(encode_for(model, text, truncate=truncate), from_word, to_word, versus)
-    watch(model, search.encoding, search.see)
-    return search.result(watched_origin(model))
+
+    def ask(model: Model, encoding: Encoding) -> FoundHeads:
+        search = _Search(encoding, from_word, to_word, versus)
+        watch(model, encoding, search.see)
+        return search.result(watched_origin(model))
+
+    return ask_each(model, text, ask, truncate=truncate, progress=progress)
 
 
 def find_heads_of(

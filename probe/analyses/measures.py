@@ -8,8 +8,9 @@ measure.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar, overload
 
 import torch
 from torch import Tensor
@@ -17,8 +18,9 @@ from torch import Tensor
 from probe.analyses.asking import analysis
 from probe.analyses.attend import watched
 from probe.analyses.compare import Comparison
-from probe.analyses.result import Origin, Result, columns_of, of_text
-from probe.display.data import Sheet, Table, heads_panel
+from probe.analyses.over_texts import Averaging, OverTexts, Progress, ask_each
+from probe.analyses.result import Origin, columns_of, of_text
+from probe.display.data import PanelKind, Sheet, Table, heads_panel
 from probe.display.nonfinite import nonfinite
 from probe.errors import ProbeError
 from probe.models.loading import Model
@@ -254,7 +256,7 @@ class HeadMeasure:
 
 
 @dataclass(frozen=True, repr=False)
-class HeadMeasures(Result, what="measures"):
+class HeadMeasures(Averaging, what="measures"):
     """All heads of a model, measured on one text. Printing it shows a table.
 
     They say what a head does with this text, not what it does in general. ``notice`` is a sentence where
@@ -262,6 +264,9 @@ class HeadMeasures(Result, what="measures"):
     """
 
     also_in_dict = ("measures",)
+    scales: ClassVar[Mapping[str, PanelKind]] = {
+        one.name: "weight" for one in MEASURES if one.name != "distance"
+    }
 
     text: Text
     tokens: tuple[str, ...]
@@ -294,7 +299,11 @@ class HeadMeasures(Result, what="measures"):
     @property
     def summary(self) -> str:
         """What was measured, in one line."""
-        return f"{self.model_name} ({self.source}), {len(self.tokens)} tokens; means over queries"
+        return f"{self.model_name} ({self.source}), {len(self.tokens)} tokens; {self.question}"
+
+    @property
+    def question(self) -> str:
+        return "means over queries"
 
     @property
     def remarks(self) -> tuple[str, ...]:
@@ -305,12 +314,15 @@ class HeadMeasures(Result, what="measures"):
         names = ("layer", "head", *(measure.name for measure in MEASURES))
         return Table(columns_of(sorted(self.heads, key=lambda one: (one.layer, one.head)), names))
 
-    def printed(self) -> tuple[Table, ...]:
+    def averages(self) -> Table:
         """The heads as they are ordered here, and what the columns mean."""
         places = columns_of(self.heads, ("layer", "head"))
         columns = (*places, *columns_of(self.heads, {one.name: one.title for one in MEASURES}, ".3f"))
         meanings = tuple(f"{one.title}: {one.definition} {one.source}." for one in MEASURES)
-        return (Table(columns, notes=meanings),)
+        return Table(columns, notes=meanings)
+
+    def printed(self) -> tuple[Table, ...]:
+        return (self.averages(),)
 
     def _sheet(self) -> Sheet:
         """A panel for each measure: a row for each layer, a column for each head."""
@@ -326,9 +338,38 @@ class HeadMeasures(Result, what="measures"):
         return Sheet(f"{self.model_name} ({self.source}), all heads", panels)
 
 
+@overload
+def measure_heads(
+    model: Model | str, text: Text, *, truncate: bool = False, progress: Progress | None = None
+) -> HeadMeasures: ...
+
+
+@overload
+def measure_heads(
+    model: Model | str,
+    text: list[str] | list[tuple[str, str]] | list[Text],
+    *,
+    truncate: bool = False,
+    progress: Progress | None = None,
+) -> OverTexts[HeadMeasures]: ...
+
+
 @analysis(HeadMeasures)
-def measure_heads(model: Model | str, text: Text, *, truncate: bool = False) -> HeadMeasures:
+def measure_heads(
+    model: Model | str,
+    text: Text | Sequence[Text],
+    *,
+    truncate: bool = False,
+    progress: Progress | None = None,
+) -> HeadMeasures | OverTexts[HeadMeasures]:
     """Run a model once on a text and measure every head. No map is kept.
+
+    Parameters
+    ----------
+    text : a text, or (first, second) for a model that takes sentence pairs; or a list of either, for each
+        text's measures and their means.
+    truncate : cut a text that is longer than the model's positions; the result then says so.
+    progress : of a list, called with the number of texts done and their number.
 
     Raises
     ------
@@ -340,7 +381,13 @@ def measure_heads(model: Model | str, text: Text, *, truncate: bool = False) -> 
     >>> measures = measure_heads("gpt2", "The cat sat on the mat. The cat sat on the mat.")
     >>> measures.ranked("induction")[0]  # doctest: +SKIP
     """
-    return _measures(*watched(model, text, _measured, truncate=truncate))
+    return ask_each(
+        model,
+        text,
+        lambda model, encoding: _measures(*watched(model, encoding, _measured)),
+        truncate=truncate,
+        progress=progress,
+    )
 
 
 def measures_of(comparison: Comparison) -> HeadMeasures:

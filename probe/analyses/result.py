@@ -114,10 +114,17 @@ class Result:
     not_in_dict: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls, what: str) -> None:
-        cls.result_name = what
-        RESULTS[what] = cls
+        super().__init_subclass__()
+        if what:  # "" for what several kinds have in common
+            cls.result_name = what
+            RESULTS[what] = cls
 
     # ---- what it was made from
+
+    @property
+    def kind(self) -> type[Result]:
+        """The kind of result that its analysis gives for a text."""
+        return type(self)
 
     @property
     def model_name(self) -> str:

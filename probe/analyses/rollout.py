@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import ClassVar
+from typing import ClassVar, overload
 
 import torch
 from torch import Tensor
@@ -13,7 +13,9 @@ from torch import Tensor
 from probe.analyses.asking import analysis
 from probe.analyses.attend import watched
 from probe.analyses.compare import Comparison
-from probe.analyses.result import Origin, Result, of_text
+from probe.analyses.distances import weighted_distance
+from probe.analyses.over_texts import Averaging, OverTexts, Progress, ask_each
+from probe.analyses.result import Origin, of_text
 from probe.display.data import Axis, Column, Numbers, Panel, Sheet, Table, array, grid
 from probe.display.nonfinite import nonfinite
 from probe.errors import ProbeError
@@ -55,7 +57,7 @@ def _mixed(weights: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Rollout(Result, what="rollout"):
+class Rollout(Averaging, what="rollout"):
     """Attention rollout of one run on one text; ``maps[layer]`` is (T, T), [position, input token].
 
     ``caveat`` belongs beside every picture of it.
@@ -63,6 +65,7 @@ class Rollout(Result, what="rollout"):
 
     also_in_dict = ("caveat", "layers")
     not_in_dict = ("maps",)
+    averaged_by: ClassVar[tuple[str, ...]] = ("layer",)
 
     text: Text
     tokens: tuple[str, ...]
@@ -100,7 +103,11 @@ class Rollout(Result, what="rollout"):
     @property
     def summary(self) -> str:
         """What it is of, in one line."""
-        return f"{self.model_name} ({self.source}), attention rollout over {len(self.maps)} layers"
+        return f"{self.model_name} ({self.source}), {self.question}"
+
+    @property
+    def question(self) -> str:
+        return f"attention rollout over {len(self.maps)} layers"
 
     @property
     def remarks(self) -> tuple[str, ...]:
@@ -114,6 +121,22 @@ class Rollout(Result, what="rollout"):
     def table(self) -> Table:
         """The map after the last layer, as a grid."""
         return grid(self.maps[-1], single_tokens(self))
+
+    def averages(self) -> Table:
+        """For each layer where the shares of the map after it lie, on average over its positions."""
+        special = torch.tensor(self.special)
+        columns: dict[str, list[float | None]] = {
+            "on_self": [float(one.diagonal().mean()) for one in self.maps],
+            "on_first": [float(one[1:, 0].mean()) if len(one) > 1 else None for one in self.maps],
+            "on_special": [float(one[:, special].sum(-1).mean()) for one in self.maps],
+            "distance": [float(weighted_distance(one)) for one in self.maps],
+        }
+        layer = Column("layer", range(len(self.maps)))
+        notes = (
+            "on_self: share of a position's own token; on_first: of the first token, for the others; "
+            "on_special: of all special tokens; distance: how many tokens away, by share.",
+        )
+        return Table((layer, *(Column(name, cells) for name, cells in columns.items())), notes=notes)
 
     def printed(self) -> tuple[Table, ...]:
         """For each position after the last layer the three input tokens with the largest shares."""
@@ -150,16 +173,52 @@ class Rollout(Result, what="rollout"):
         return Sheet(title, (self.panel(last),))
 
 
+@overload
+def rollout(
+    model: Model | str, text: Text, *, truncate: bool = False, progress: Progress | None = None
+) -> Rollout: ...
+
+
+@overload
+def rollout(
+    model: Model | str,
+    text: list[str] | list[tuple[str, str]] | list[Text],
+    *,
+    truncate: bool = False,
+    progress: Progress | None = None,
+) -> OverTexts[Rollout]: ...
+
+
 @analysis(Rollout, command="rollout")
-def rollout(model: Model | str, text: Text, *, truncate: bool = False) -> Rollout:
+def rollout(
+    model: Model | str,
+    text: Text | Sequence[Text],
+    *,
+    truncate: bool = False,
+    progress: Progress | None = None,
+) -> Rollout | OverTexts[Rollout]:
     """Run a model once on a text and roll its attention out; see ``roll_out``.
+
+    Parameters
+    ----------
+    text : a text, or (first, second) for a model that takes sentence pairs; or a list of either. Maps of
+        several texts are kept text by text; averaged is, after each layer, the share of a position's own
+        token, of the first, of special ones, and the distance.
+    truncate : cut a text that is longer than the model's positions; the result then says so.
+    progress : of a list, called with the number of texts done and their number.
 
     Raises
     ------
     ProbeError
         If there is no such model or the text can't be taken.
     """
-    return _rollout(*watched(model, text, _of_layer, truncate=truncate))
+    return ask_each(
+        model,
+        text,
+        lambda model, encoding: _rollout(*watched(model, encoding, _of_layer)),
+        truncate=truncate,
+        progress=progress,
+    )
 
 
 def rollout_of(comparison: Comparison) -> Rollout:

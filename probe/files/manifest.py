@@ -285,7 +285,7 @@ def manifest_of(result: Result, model: Model, shown: Sequence[str] = ()) -> Mani
         )
     origin, known = result.origin, model.has_sites
     bare = Manifest(
-        what=result.result_name,
+        what=result.kind.result_name,
         arguments=result.arguments,
         only=getattr(result, "place", None),
         **asdict(origin),
@@ -363,7 +363,7 @@ def remake(manifest: Manifest, model: Model) -> Result:
     if manifest.only is not None:
         kind, layer, head = manifest.only
         result = result.only(layer, head, kind)
-    if not isinstance(result, manifest.kind):  # a list of texts where one is meant
+    if isinstance(result, list):  # of texts, where one is meant
         raise ProbeError("The manifest asks for several results at once: the file is damaged.")
     return result
 

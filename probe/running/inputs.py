@@ -37,7 +37,7 @@ def encode_all(
 
 
 def listed(texts: Any) -> list[Any]:
-    """Several texts as a list: a list, or what stands for one, a column of a table or a numpy array.
+    """Several texts as a list: a list, or what stands for one, a column of a table, an array, a generator.
 
     Raises
     ------
@@ -47,6 +47,8 @@ def listed(texts: Any) -> list[Any]:
     columns = isinstance(getattr(texts, "shape", None), tuple) and hasattr(texts, "tolist")
     if columns and len(texts.shape) == 1:
         texts = texts.tolist()
+    if isinstance(texts, Iterator):
+        texts = list(texts)
     if isinstance(texts, bytes | bytearray) or not isinstance(texts, Sequence) or not texts:
         given = (
             "an empty list" if isinstance(texts, list) and not texts else f"of type {type(texts).__name__}"

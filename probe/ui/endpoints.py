@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import gradio as gr
 
 import probe
-from probe.analyses.asking import asked, first_line, parameter_docs
+from probe.analyses.asking import asked, first_line, parameter_docs, takes_several
 from probe.analyses.result import RESULTS, Result
 from probe.ui import limits
 from probe.ui.store import STORE, explain
@@ -35,6 +35,8 @@ def _number(name: str, value: object) -> int:
 
 
 def _text(text: str, second: str) -> str | tuple[str, str]:
+    if second and not isinstance(text, str):
+        raise probe.ProbeError("second goes with a single text.")
     return (text, second) if second else text
 
 
@@ -104,6 +106,8 @@ def verify(
 _ORDERS = {
     "compare_masks": ("text", "model", "layer", "head", "truncate", "whole_model", "second"),
     "trace": ("text", "query", "model", "layer", "head", "truncate", "second"),
+    "ablate": ("text", "heads", "how", "truncate", "model", "second", "label"),
+    "rank_heads": ("text", "how", "truncate", "model", "second", "label"),
     "find_heads": ("text", "from_word", "to_word", "model", "versus", "second", "truncate"),
 }
 _ABOUT = {
@@ -132,6 +136,8 @@ def of_analysis(kind: type[Result]) -> Callable[..., dict[str, Any]]:
         hint, default = str(parameter.annotation), Parameter.empty if needed else parameter.default
         if one in ("layer", "head"):
             types[one] = int, 0, about[one]
+        elif one == "text" and takes_several(analysis):
+            types[one] = list[str] | str, default, "the text, or a list of texts."
         elif "Sequence" in hint:
             types[one] = list[Any], default, about.get(one, "")
         elif hint in ("int", "bool"):
@@ -150,6 +156,9 @@ def of_analysis(kind: type[Result]) -> Callable[..., dict[str, Any]]:
             given.apply_defaults()
             taken = dict(given.arguments)
             texts = [value for value in taken.values() if isinstance(value, str)]
+            if isinstance(taken.get("text"), list):
+                taken["text"] = limits.check_texts(taken["text"])
+                texts += taken["text"]
             model = STORE.model(taken.pop("model"), *texts)
             if "text" in parameters:
                 taken["text"] = _text(taken["text"], taken.pop("second"))

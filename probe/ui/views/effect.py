@@ -34,6 +34,7 @@ HOW: dict[How, str] = {
     "other mask": "the mask it was not trained with",
 }
 MAX_PLACES = 4
+MAX_LABELS = 8
 """Predictions that are written out; a text may have more mask tokens."""
 
 _LEAD = """
@@ -140,6 +141,9 @@ def weight_is_not_effect(comparison: Comparison, result: Ablation) -> str:
     effect = "changing it" if len(result.heads) == 1 else "changing them"
     if result.changes:
         effect += f" moves the prediction by {result.effect:.3g} nats"
+    elif result.shown_label is not None:
+        one = result.labels[result.shown_label]
+        effect += f' moves the {one.unit} of "{one.label}" by {result.effect:.3g}'
     else:
         effect += f" moves no token's last hidden state by more than {result.effect:.1%} of its length"
     return (
@@ -150,6 +154,10 @@ def weight_is_not_effect(comparison: Comparison, result: Ablation) -> str:
 
 def outcome(comparison: Comparison, result: Ablation) -> list[str]:
     """What the model predicts as it is, and with the heads changed."""
+    if result.labels:
+        more = len(result.labels) - MAX_LABELS
+        rest = [f"And {more} more labels."] if more > 0 else []
+        return [*(f"Label {one}." for one in result.labels[:MAX_LABELS]), *rest]
     if not result.changes:
         return (
             []
@@ -353,7 +361,9 @@ class Effect(View):
                     yield [widgets.progress(explain(said), "refused"), no_ranking(), *_buttons(False)]
                     return
                 if isinstance(said, Ranking):
-                    unit = "nats" if said.ablations[0].changes else "relative"
+                    first = said.ablations[0]
+                    of_labels = first.labels[0].unit if first.labels else "relative"
+                    unit = "nats" if first.changes else of_labels
                     table = listing(said, unit, subject.stamp("ranking"))
                     yield [widgets.progress(f"Done ({HOW[how]}).", "done"), table, *_buttons(False)]
                     return
