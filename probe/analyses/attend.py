@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from probe.analyses.asking import analysis
+from probe.analyses.patches import PatchWeights
 from probe.analyses.result import Origin, Place, Result, strictly_plain
 from probe.display.data import Axis, Column, MapSet, Numbers, Panel, Sheet, Table, array, grid
 from probe.display.nonfinite import nonfinite
@@ -26,6 +27,7 @@ from probe.running.inputs import (
     encode_all,
     encode_targets,
     encode_tensors,
+    patch_grid,
     tensors_for,
     unfit_explained,
 )
@@ -51,7 +53,10 @@ class Run(Result, what="run"):
     heads : how many heads each layer has, for each kind of attention.
     maps : the weights that were kept, by kind, layer and head.
     target : what the decoder was given, its start token first; None for a model without one.
+    grid : how many rows and columns of patches a picture was taken apart into; None for anything else.
     """
+
+    not_in_dict = ("grid",)
 
     text: Text
     tokens: tuple[str, ...]
@@ -61,6 +66,7 @@ class Run(Result, what="run"):
     heads: dict[str, tuple[int, ...]]
     maps: dict[Place, Tensor] = field(repr=False)
     target: Encoding | None = None
+    grid: tuple[int, int] | None = None
 
     def weights(self, layer: int, head: int, kind: str | None = None) -> Tensor:
         """One head's attention weights: (T, T) on the CPU, row = query, column = key; each row sums to 1.
@@ -82,6 +88,28 @@ class Run(Result, what="run"):
                 f"{which} {layer!r}, head {head!r} is not in this run of {self.model_name}, which has "
                 f"{self._kept()}."
             ) from None
+
+    def patches(self, layer: int, head: int, query: int = 0, kind: str | None = None) -> PatchWeights:
+        """One query's weights over the patches of a picture, as rows and columns; [CLS] and its like apart.
+
+        Parameters
+        ----------
+        query : the position that looks; by default the first, which is [CLS] where there is one.
+
+        Raises
+        ------
+        ProbeError
+            If this run did not keep that head or has no such query, or its keys are no patches of a picture.
+
+        Examples
+        --------
+        >>> run.patches(layer=11, head=0).weights.shape  # doctest: +SKIP
+        torch.Size([14, 14])
+        """
+        weights, sides = self.weights(layer, head, kind), self.labels(kind)
+        grid = None if which_kind(self.model_name, self.heads, kind) == "decoder" else self.grid
+        title = f"{self.model_name}, layer {layer}, head {head}"
+        return PatchWeights.of(title, weights, sides, grid, query)
 
     def labels(self, kind: str | None = None) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """What the queries and the keys of a kind of attention are called."""
@@ -305,8 +333,10 @@ def _attend_tensors(
     maps: Maps = {}
     with unfit_explained(model):
         sizes = capture(model, given, wanted, None, [maps], dtype)
-    source, target = encode_tensors(model, given, sizes["encoder" if model.has_target else "self"][0])
-    return _run(model, source, target, maps)
+    count = sizes["encoder" if model.has_target else "self"][0]
+    source, target = encode_tensors(model, given, count)
+    grid = patch_grid(model, given[model.hf.main_input_name], count)
+    return replace(_run(model, source, target, maps), grid=grid)
 
 
 def _run(model: Model, source: Encoding, target: Encoding | None, maps: Maps) -> Run:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import ClassVar, overload
@@ -11,15 +11,16 @@ import torch
 from torch import Tensor
 
 from probe.analyses.asking import analysis
-from probe.analyses.attend import watched
+from probe.analyses.attend import attend, watched
 from probe.analyses.compare import Comparison
 from probe.analyses.distances import weighted_distance
 from probe.analyses.over_texts import Averaging, OverTexts, Progress, ask_each
+from probe.analyses.patches import PatchWeights
 from probe.analyses.result import Origin, of_text
 from probe.display.data import Axis, Column, Numbers, Panel, Sheet, Table, array, grid
 from probe.display.nonfinite import nonfinite
 from probe.errors import ProbeError
-from probe.models.loading import Model
+from probe.models.loading import Model, resolve
 from probe.running.tokens import Encoding, Span, Text
 from probe.running.words import single_tokens
 
@@ -60,11 +61,11 @@ def _mixed(weights: Tensor) -> Tensor:
 class Rollout(Averaging, what="rollout"):
     """Attention rollout of one run on one text; ``maps[layer]`` is (T, T), [position, input token].
 
-    ``caveat`` belongs beside every picture of it.
+    ``caveat`` belongs beside every picture of it. ``grid`` is as in a ``Run``.
     """
 
     also_in_dict = ("caveat", "layers")
-    not_in_dict = ("maps",)
+    not_in_dict = ("maps", "grid")
     averaged_by: ClassVar[tuple[str, ...]] = ("layer",)
 
     text: Text
@@ -73,6 +74,7 @@ class Rollout(Averaging, what="rollout"):
     special: tuple[bool, ...]
     truncated: str | None
     maps: tuple[Tensor, ...]
+    grid: tuple[int, int] | None = None
 
     caveat: ClassVar[str] = (
         "Rollout follows attention weights alone: it takes all heads for equal and the residual connection "
@@ -94,6 +96,18 @@ class Rollout(Averaging, what="rollout"):
                 f"{len(self.maps) - 1}."
             )
         return self.maps[layer]
+
+    def patches(self, layer: int, query: int = 0) -> PatchWeights:
+        """What a position may have drawn from each patch of a picture, as rows and columns; see
+        ``Run.patches``.
+
+        Raises
+        ------
+        ProbeError
+            If there is no such layer or position, or it is of no picture.
+        """
+        title = f"{self.model_name}, attention rollout up to layer {layer}"
+        return PatchWeights.of(title, self.weights(layer), (self.tokens, self.tokens), self.grid, query)
 
     @property
     def layers(self) -> tuple[Tensor, ...]:
@@ -175,7 +189,11 @@ class Rollout(Averaging, what="rollout"):
 
 @overload
 def rollout(
-    model: Model | str, text: Text, *, truncate: bool = False, progress: Progress | None = None
+    model: Model | str,
+    text: Text | Mapping[str, Tensor],
+    *,
+    truncate: bool = False,
+    progress: Progress | None = None,
 ) -> Rollout: ...
 
 
@@ -192,7 +210,7 @@ def rollout(
 @analysis(Rollout, command="rollout")
 def rollout(
     model: Model | str,
-    text: Text | Sequence[Text],
+    text: Text | Sequence[Text] | Mapping[str, Tensor],
     *,
     truncate: bool = False,
     progress: Progress | None = None,
@@ -203,7 +221,8 @@ def rollout(
     ----------
     text : a text, or (first, second) for a model that takes sentence pairs; or a list of either. Maps of
         several texts are kept text by text; averaged is, after each layer, the share of a position's own
-        token, of the first, of special ones, and the distance.
+        token, of the first, of special ones, and the distance. For a model of images or sound, what its
+        processor returns for one of them, as for ``attend``: rolled out is the attention of the encoder.
     truncate : cut a text that is longer than the model's positions; the result then says so.
     progress : of a list, called with the number of texts done and their number.
 
@@ -212,6 +231,8 @@ def rollout(
     ProbeError
         If there is no such model or the text can't be taken.
     """
+    if isinstance(text, Mapping):
+        return _of_tensors(resolve(model), text)
     return ask_each(
         model,
         text,
@@ -224,6 +245,25 @@ def rollout(
 def rollout_of(comparison: Comparison) -> Rollout:
     """``rollout`` for a run that has been made already."""
     return _rollout(*comparison.watched(_of_layer))
+
+
+def _of_tensors(model: Model, inputs: Mapping[str, Tensor]) -> Rollout:
+    kind = model.kinds[0]
+    run = attend(model, inputs, [kind])
+    layers = (
+        torch.stack([run.maps[kind, layer, head] for head in range(heads)])
+        for layer, heads in enumerate(run.heads[kind])
+    )
+    return Rollout(
+        text=run.text,
+        tokens=run.tokens,
+        spans=None,
+        special=run.special,
+        truncated=None,
+        maps=tuple(roll_out(layers)),
+        grid=run.grid,
+        origin=run.origin,
+    )
 
 
 def _of_layer(_: Encoding, __: int, weights: Tensor, ___: Tensor | None) -> Tensor:

@@ -223,14 +223,38 @@ def _positions(model: Model, tensor: Tensor, count: int) -> tuple[str, ...]:
     """What the positions are called that a network has made of an image or a recording."""
     if model.hf.main_input_name != "pixel_values":
         return tuple(f"frame {index}" for index in range(count))
-    config: Any = getattr(model.hf.config, "encoder", model.hf.config)
-    sides = config.patch_size if isinstance(config.patch_size, Sequence) else (config.patch_size,) * 2
-    rows, columns = (length // side for length, side in zip(tensor.shape[-2:], sides, strict=True))
-    extra = count - rows * columns  # a class token and its like stand before the patches
-    if extra < 0:
+    grid = patch_grid(model, tensor, count)
+    if grid is None:
         return tuple(f"position {index}" for index in range(count))
-    names = [f"[{index}]" if index else "[CLS]" for index in range(extra)]
-    return (*names, *(f"row {row}, column {column}" for row in range(rows) for column in range(columns)))
+    rows, columns = grid
+    patches = [f"row {row}, column {column}" for row in range(rows) for column in range(columns)]
+    after = _positions_after(model)
+    names = [f"[{index}]" if index else "[CLS]" for index in range(count - len(patches) - after)]
+    return (*names, *patches, *(f"[object {index}]" for index in range(after)))
+
+
+def patch_grid(model: Model, tensor: Tensor, count: int) -> tuple[int, int] | None:
+    """How many rows and columns of patches a network makes of one picture; None if ``count`` isn't those.
+
+    A class token and its like stand before the patches: one or two, and registers.
+    """
+    config = _vision_config(model)
+    size = getattr(config, "patch_size", None)
+    if model.hf.main_input_name != "pixel_values" or size is None:
+        return None
+    sides = size if isinstance(size, Sequence) else (size, size)
+    rows, columns = (length // side for length, side in zip(tensor.shape[-2:], sides, strict=True))
+    extra = count - rows * columns - _positions_after(model)
+    return (rows, columns) if 0 <= extra <= 2 + (getattr(config, "num_register_tokens", 0) or 0) else None
+
+
+def _vision_config(model: Model) -> Any:
+    return getattr(model.hf.config, "encoder", model.hf.config)
+
+
+def _positions_after(model: Model) -> int:
+    """What stands after the patches: a place for each object to be found (YOLOS)."""
+    return int(getattr(_vision_config(model), "num_detection_tokens", 0) or 0)
 
 
 def _target_of_ids(model: Model, ids: list[int]) -> Encoding:
