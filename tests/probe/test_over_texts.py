@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import pickle
@@ -21,7 +22,7 @@ from forking import Command
 from safetensors.torch import load_file, save_file
 
 import probe
-from probe import Model, OverTexts, ProbeError
+from probe import Model, OverTexts, ProbeError, cli
 from probe.analyses.over_texts import Mean
 from probe.analyses.result import RESULTS, Result, strictly_plain
 from probe.files.formats import FORMATS, formats_of
@@ -559,6 +560,33 @@ def test_an_export_of_several_texts_on_the_command_line(
     for what in ("run", "trace"):
         done = command("export", folder, *TEXTS, tmp_path / "y.json", "--what", what)
         assert done.returncode == 2 and f"a {what} is of one text" in done.stderr
+
+
+class Screen(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("took", "screen", "expected"),
+    [
+        (0.5, Screen(), ""),
+        (1.5, Screen(), "\r1 of 2 done\r2 of 2 done\r\033[K"),
+        (1.5, io.StringIO(), ""),
+    ],
+    ids=["quick", "slow", "to a file"],
+)
+def test_who_waits_longer_than_a_second_sees_how_much_is_done(
+    monkeypatch: pytest.MonkeyPatch, took: float, screen: io.StringIO, expected: str
+) -> None:
+    now = 0.0
+    monkeypatch.setattr(cli.time, "monotonic", lambda: now)
+    monkeypatch.setattr(cli.sys, "stderr", screen)
+    with cli._progress() as progress:
+        now = took
+        progress(1, 2)
+        progress(2, 2)
+    assert screen.getvalue() == expected
 
 
 def test_several_texts_over_the_network() -> None:
