@@ -31,7 +31,7 @@ from probe.display.data import Axis, Column, Numbers, Panel, PanelKind, Sheet, T
 from probe.display.nonfinite import descending, nonfinite
 from probe.errors import ProbeError
 from probe.models import backend
-from probe.models.families import ROLES, Role, Site
+from probe.models.families import ROLES, Site
 from probe.models.loading import Model, resolve
 from probe.models.visibility import allowed_keys
 from probe.running.capture import check_heads
@@ -39,6 +39,8 @@ from probe.running.inputs import batch_inputs, listed
 from probe.running.tokens import Encoding, Text
 
 How = Literal["zero", "mean", "other mask"]
+# Rows of one text are run together up to so many tokens: less than a second's work of the usual models.
+_TOKENS_AT_ONCE = 1024
 # What becomes of a head, in words.
 DOES: dict[How, str] = {
     "zero": "switched off",
@@ -420,7 +422,9 @@ def ablate(
     chosen = _chosen(model, heads, how, label)
 
     def ask(model: Model, encoding: Encoding) -> Ablation:
-        return _compared(model, encoding, chosen, how, label, _as_it_is(model, encoding))
+        before = _as_it_is(model, encoding)
+        (after,) = _outcomes(model, encoding, [chosen], how)
+        return _compared(model, encoding, chosen, how, label, before, after)
 
     return ask_each(model, text, ask, truncate=truncate, progress=progress)
 
@@ -469,6 +473,8 @@ def rank_heads(
     places = [
         (layer, head) for layer in range(model.num_layers) for head in range(model.heads_per_layer[layer])
     ]
+    # Networks that look for the last token of each row need a padding token where there are several.
+    alone = classifies(model) and model.hf.config.pad_token_id is None
     if not isinstance(text, (str, tuple)):
         text = listed(text)
     total = len(places) * (len(text) if isinstance(text, list) else 1)
@@ -477,11 +483,14 @@ def rank_heads(
     def ask(model: Model, encoding: Encoding) -> Ranking:
         nonlocal done
         before, ablations = _as_it_is(model, encoding), []
-        for layer, head in places:
-            ablations.append(_compared(model, encoding, {layer: [head]}, how, label, before))
-            done += 1
-            if progress is not None:
-                progress(done, total)
+        together = 1 if alone else max(1, _TOKENS_AT_ONCE // len(encoding))
+        for start in range(0, len(places), together):
+            chosen = [{layer: [head]} for layer, head in places[start : start + together]]
+            for one, after in zip(chosen, _outcomes(model, encoding, chosen, how), strict=True):
+                ablations.append(_compared(model, encoding, one, how, label, before, after))
+                done += 1
+                if progress is not None:
+                    progress(done, total)
         ranked = sorted(ablations, key=lambda ablation: descending(ablation.effect))
         return Ranking(tuple(ranked), origin=ranked[0].origin)
 
@@ -516,24 +525,30 @@ class _Outcome:
 
 def _as_it_is(model: Model, encoding: Encoding) -> _Outcome:
     """The end of a run with nothing changed."""
-    outcome = _outcome(model, encoding, {}, "zero")
+    (outcome,) = _outcomes(model, encoding, [{}], "zero")
     problem = nonfinite(model.name, (outcome.hidden, outcome.logits))
     if problem:
         raise ProbeError(problem)
     return outcome
 
 
-def _outcome(model: Model, encoding: Encoding, chosen: dict[int, list[int]], how: How) -> _Outcome:
-    inputs, _ = batch_inputs(model, [encoding])
+def _outcomes(
+    model: Model, encoding: Encoding, changes: Sequence[dict[int, list[int]]], how: How
+) -> list[_Outcome]:
+    """The ends of runs of one text, a row of one batch each; the heads that are changed in each, by layer."""
+    inputs, _ = batch_inputs(model, [encoding] * len(changes))
     rows = predicted_rows(model, encoding) if model.predicts_words else []
     labels = classifies(model)
     hidden: list[Tensor] = []
     with ExitStack() as stack:
         stack.enter_context(backend.running(model.hf, inputs))
         front = model.hf.base_model
-        stack.enter_context(front.register_forward_hook(lambda _, __, output: hidden.append(output[0][0])))
-        for layer, heads in chosen.items():
+        stack.enter_context(front.register_forward_hook(lambda _, __, output: hidden.append(output[0])))
+        for layer in sorted({layer for chosen in changes for layer in chosen}):
             site = model.sites[layer]
+            heads = torch.zeros(len(changes), site.num_heads, dtype=torch.bool, device=model.device)
+            for row, chosen in enumerate(changes):
+                heads[row, chosen.get(layer, [])] = True
             # Layers may share their modules (ALBERT's): which one it is, the order of calls tells.
             sharing = [other.output.module is site.output.module for other in model.sites]
             turn = sum(sharing[:layer]), sum(sharing)
@@ -547,9 +562,10 @@ def _outcome(model: Model, encoding: Encoding, chosen: dict[int, list[int]], how
         result = (model.hf if rows or labels else front)(**inputs)
         if not hidden:  # a head for words that calls parts of the network past its front (OPT)
             front(**inputs)
-    logits = result.logits[0, rows] if rows else result.logits[0] if labels else None
+    logits = result.logits[:, rows] if rows else result.logits if labels else None
     logits = None if logits is None else logits.double().cpu()
-    return _Outcome(hidden[0].double().cpu(), logits)
+    of_rows = [None] * len(changes) if logits is None else logits
+    return [_Outcome(*pair) for pair in zip(hidden[0].double().cpu(), of_rows, strict=True)]
 
 
 def _compared(
@@ -559,8 +575,8 @@ def _compared(
     how: How,
     label: str | int | None,
     before: _Outcome,
+    after: _Outcome,
 ) -> Ablation:
-    after = _outcome(model, encoding, chosen, how)
     changes: list[Change] = []
     labels: tuple[LabelChange, ...] = ()
     logit_change, shown = None, None
@@ -606,12 +622,13 @@ def _change(model: Model, position: int, old: Tensor, new: Tensor) -> Change:
 class _Switch:
     """Hooks that change some heads of one layer, where their contexts go into the output projection.
 
-    ``mask`` is the layer's other mask, (T, T), or None if that hides nothing; ``turn`` which of the layers
-    that share these modules it is, and how many there are.
+    ``heads`` says which in each row of the batch, (B, H), bool; ``mask`` is the layer's other mask, (T, T),
+    or None if that hides nothing; ``turn`` which of the layers that share these modules it is, and how many
+    there are.
     """
 
     def __init__(
-        self, site: Site, heads: list[int], how: How, mask: Tensor | None, turn: tuple[int, int]
+        self, site: Site, heads: Tensor, how: How, mask: Tensor | None, turn: tuple[int, int]
     ) -> None:
         self.site, self.heads, self.how, self.mask = site, heads, how, mask
         self.turn, self.sharing = turn
@@ -631,20 +648,27 @@ class _Switch:
         self.calls += 1
         if (self.calls - 1) % self.sharing != self.turn:
             return args
-        # (B, T, H * head_dim) -> (B, T, H, head_dim), a copy: what the model computed stays as it is
-        contexts = args[0].unflatten(-1, (self.site.num_heads, -1)).clone()
+        # (B, T, H * head_dim) -> (B, T, H, head_dim)
+        contexts = args[0].unflatten(-1, (self.site.num_heads, -1))
         if self.how == "zero":
-            contexts[:, :, self.heads] = 0.0
+            others = torch.zeros_like(contexts)
         elif self.how == "mean":
-            contexts[:, :, self.heads] = contexts[:, :, self.heads].mean(dim=1, keepdim=True)
+            others = contexts.mean(dim=1, keepdim=True)
         else:
-            query, key, value = (self._vectors(role) for role in ROLES)
-            steps = scaled_dot_product_attention(
-                query, key, value, mask=self.mask, scale=self.site.scale, keep_steps=False
-            )
-            contexts[:, :, self.heads] = steps.output.transpose(1, 2)
-        return (contexts.flatten(-2), *args[1:])
+            others = self._under_the_mask(contexts)
+        # A copy: what the model computed stays as it is.
+        changed = torch.where(self.heads[:, None, :, None], others, contexts)
+        return (changed.flatten(-2), *args[1:])
 
-    def _vectors(self, role: Role) -> Tensor:
-        """What takes part in the attention of the chosen heads: (B, len(heads), T, head_dim)."""
-        return self.site.heads(role, self.projected[self.site.source(role)])[:, self.heads]
+    def _under_the_mask(self, contexts: Tensor) -> Tensor:
+        """The contexts with those of every head that is changed in some row under the other mask."""
+        some = self.heads.any(0).nonzero().flatten().tolist()
+        query, key, value = (
+            self.site.heads(role, self.projected[self.site.source(role)])[:, some] for role in ROLES
+        )
+        steps = scaled_dot_product_attention(
+            query, key, value, mask=self.mask, scale=self.site.scale, keep_steps=False
+        )
+        others = contexts.clone()
+        others[:, :, some] = steps.output.transpose(1, 2)
+        return others

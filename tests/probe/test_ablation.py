@@ -6,7 +6,7 @@ import copy
 import dataclasses
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -182,7 +182,39 @@ def test_ranking_has_every_head_once_and_the_largest_effect_first(gpt2: Model) -
     assert effects == sorted(effects, reverse=True)
     assert seen == [(n, 36) for n in range(1, 37)]
     alone = probe.ablate(gpt2, "The cat sat on", [places[0]])
-    assert alone.effect == pytest.approx(effects[0])
+    assert alone.effect == pytest.approx(effects[0], rel=1e-4)
+
+
+@pytest.mark.parametrize("how", ["zero", "mean", "other mask"])
+@pytest.mark.parametrize("name", ["bert", "gpt2", "albert", "mistral", "words"])
+def test_a_ranking_has_for_each_head_what_it_changes_alone(
+    name: str,
+    how: Any,
+    tiny_bert: Callable[..., Path],
+    tiny_gpt2: Callable[..., Path],
+    tiny_bert_with_words: Model,
+    rotary_models: dict[str, Model],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whether all are run together, a few at a time, which may be of two layers, or each by itself."""
+    if name == "albert":
+        model = probe.load(str(tiny.family_saver("albert", lambda: tmp_path)(num_hidden_groups=1)))
+    elif name in ("bert", "gpt2"):
+        model = probe.load(str((tiny_bert if name == "bert" else tiny_gpt2)()))
+    else:
+        model = rotary_models["mistral"] if name == "mistral" else tiny_bert_with_words
+    text = "the [MASK] sat on the [MASK]" if name == "words" else "the cat and the dog and the cat"
+    length = len(encode_for(model, text))
+    for tokens in (10_000, 2 * length, 1):
+        monkeypatch.setattr(ablation, "_TOKENS_AT_ONCE", tokens)
+        for found in probe.rank_heads(model, text, how).ablations:
+            alone = probe.ablate(model, text, found.heads, how)
+            assert torch.allclose(found.hidden_change, alone.hidden_change, rtol=1e-3, atol=1e-5)
+            assert found.effect == pytest.approx(alone.effect, rel=1e-3, abs=1e-5)
+            assert (found.logit_change is None) == (alone.logit_change is None)
+            assert (found.logit_change or 0.0) == pytest.approx(alone.logit_change or 0.0, rel=1e-3, abs=1e-5)
+            assert [one.position for one in found.changes] == [one.position for one in alone.changes]
 
 
 def with_effect(effect: float) -> Ablation:

@@ -161,6 +161,16 @@ def test_heads_are_ranked_by_how_much_the_label_changes(
     assert ranking.arguments == {"text": TEXT, **({"label": label} if label else {})}
 
 
+def test_a_classifier_that_takes_one_text_at_a_time() -> None:
+    network = gpt2(**KINDS["one of three"]).eval()
+    network.config.pad_token_id = None  # it can't tell where rows of several texts end
+    tiny.draw_weights(network, 3)
+    model = probe.load(network, tokenizer=AutoTokenizer.from_pretrained(tiny.GPT2_STORIES))
+    for found in probe.rank_heads(model, TEXT).ablations:
+        alone = probe.ablate(model, TEXT, found.heads)
+        assert found.change == pytest.approx(alone.change, rel=1e-3, abs=1e-6)
+
+
 def by_hand(seen: torch.Tensor) -> Model:
     """A classifier of one head that matters: the label's logits are what the first token's context adds."""
     network = BertForSequenceClassification(
