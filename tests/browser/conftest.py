@@ -15,7 +15,16 @@ import pytest
 
 pytest.importorskip("playwright", reason="playwright is not installed: pip install -r requirements-dev.txt")
 
-from playwright.sync_api import Browser, Error, Locator, Page, Request, expect, sync_playwright
+from playwright.sync_api import (
+    Browser,
+    BrowserContext,
+    Error,
+    Locator,
+    Page,
+    Request,
+    expect,
+    sync_playwright,
+)
 
 if TYPE_CHECKING:
     import gradio as gr
@@ -228,8 +237,8 @@ def _split(text: str) -> tuple[str, str]:
     return found[1], found[2]
 
 
-def _enter(browser: Browser, app: gr.Blocks, width: int = 1440, height: int = 900, **context: Any) -> Visitor:
-    page = browser.new_context(viewport={"width": width, "height": height}, **context).new_page()
+def _enter(context: BrowserContext, app: gr.Blocks) -> Visitor:
+    page = context.new_page()
     page.set_default_timeout(_PATIENCE)
     visitor = Visitor(page, app)
     page.on("request", lambda request: _note_request(visitor, request))
@@ -242,17 +251,24 @@ def _enter(browser: Browser, app: gr.Blocks, width: int = 1440, height: int = 90
 
 
 @pytest.fixture(scope="session")
-def _idle(browser: Browser) -> Iterator[list[Visitor]]:
+def _usual(browser: Browser) -> BrowserContext:
+    """Where pages are opened that ask for nothing else: its cache keeps Gradio's scripts."""
+    return browser.new_context()
+
+
+@pytest.fixture(scope="session")
+def _idle() -> list[Visitor]:
     """Open pages that nobody uses."""
-    visitors: list[Visitor] = []
-    yield visitors
-    for visitor in visitors:
-        visitor.page.context.close()
+    return []
 
 
 @pytest.fixture
 def visit(
-    browser: Browser, app: gr.Blocks, _idle: list[Visitor], request: pytest.FixtureRequest
+    browser: Browser,
+    app: gr.Blocks,
+    _usual: BrowserContext,
+    _idle: list[Visitor],
+    request: pytest.FixtureRequest,
 ) -> Iterator[Callable[..., Visitor]]:
     """Makes visitors. Nothing they do may reach another host or leave an error in the console.
 
@@ -265,12 +281,12 @@ def visit(
     failed = request.session.testsfailed
 
     def enter(*, own: bool = False, width: int = 1440, height: int = 900, **context: Any) -> Visitor:
-        if own or context:
-            owned.append(_enter(browser, app, width, height, **context))
-            return owned[-1]
-        visitor = _idle.pop() if _idle else _enter(browser, app)
+        if context:
+            visitor = _enter(browser.new_context(**context), app)
+        else:
+            visitor = _idle.pop() if _idle and not own else _enter(_usual, app)
+        (owned if own or context else borrowed).append(visitor)
         visitor.page.set_viewport_size({"width": width, "height": height})
-        borrowed.append(visitor)
         return visitor
 
     yield enter
@@ -278,9 +294,11 @@ def visit(
         if request.session.testsfailed == failed and visitor.is_sound():
             _idle.append(visitor)
         else:
-            visitor.page.context.close()
+            visitor.page.close()
     for visitor in owned:
-        visitor.page.context.close()
+        visitor.page.close()
+        if visitor.page.context is not _usual:
+            visitor.page.context.close()
     for visitor in (*borrowed, *owned):
         visitor.found_nothing()
 
