@@ -148,7 +148,11 @@ def encode(
     sequences = batch.sequence_ids() if tokenizer.is_fast else [None] * len(ids)
     added = [bool(flag) for flag in batch["special_tokens_mask"]]
     sources = [arguments[sequence or 0] for sequence in sequences]
-    spans = None if offsets is None else _cover_combining_marks(sources, sequences, offsets)
+    names = tokenizer.convert_ids_to_tokens(list(ids))
+    spans = None
+    if offsets is not None:
+        offsets = _without_prefixes(names, sources, offsets)
+        spans = _cover_combining_marks(sources, sequences, offsets)
     special_ids = set(tokenizer.all_special_ids)
     special = tuple(
         is_added
@@ -161,7 +165,7 @@ def encode(
     return Encoding(
         text=text,
         ids=ids,
-        tokens=_labels(tokenizer, ids, sources, sequences, spans, special),
+        tokens=_labels(tokenizer, ids, names, sources, sequences, spans, special),
         spans=spans,
         special=special,
         words=tuple(batch.word_ids()) if tokenizer.is_fast else None,
@@ -192,6 +196,22 @@ def _is_typed(tokenizer: PreTrainedTokenizerBase, token_id: int, typed: str | No
     return token_id != tokenizer.unk_token_id or typed == tokenizer.unk_token
 
 
+_SPACE = "\u2581"  # as SentencePiece writes it
+
+
+def _without_prefixes(names: Sequence[str], sources: Sequence[str], offsets: Sequence[Span]) -> list[Span]:
+    """The spans, empty for a space that a tokenizer puts before a text that begins with none.
+
+    It is given the span of the character behind it, which another token has.
+    """
+    spans = []
+    for name, source, (start, end) in zip(names, sources, offsets, strict=True):
+        covered = source[start:end].strip()
+        of_nothing = name and not name.strip(_SPACE) and covered and not covered.startswith(_SPACE)
+        spans.append((start, start) if of_nothing else (start, end))
+    return spans
+
+
 def _cover_combining_marks(
     sources: Sequence[str], sequences: Sequence[int | None], offsets: Sequence[Span]
 ) -> tuple[Span, ...]:
@@ -218,12 +238,12 @@ def _cover_combining_marks(
 def _labels(
     tokenizer: PreTrainedTokenizerBase,
     ids: Sequence[int],
+    names: Sequence[str],
     sources: Sequence[str],
     sequences: Sequence[int | None],
     spans: Sequence[Span] | None,
     special: Sequence[bool],
 ) -> tuple[str, ...]:
-    names = tokenizer.convert_ids_to_tokens(list(ids))
     if spans is None:
         return tuple(
             visible(name if is_special else _decoded(tokenizer, token_id, name))

@@ -145,7 +145,8 @@ def group_words(encoding: Encoding) -> Words:
     Two neighbouring tokens belong to one word if no space stands between them in the text and the tokenizer
     counts them to one word; except where letters or digits meet punctuation. Pieces of one character (the
     bytes of an emoji, say) and marks that sit on the letter before them always stay with it. A special token
-    is a word of its own.
+    is a word of its own, and so is each token of a script without spaces between words (Chinese, Thai), where
+    ``notice`` says so.
 
     Examples
     --------
@@ -166,6 +167,7 @@ def group_words(encoding: Encoding) -> Words:
         if special[left] or special[right] or not _joined(spans, words, texts[left], left, right):
             starts.append(right)
     pieces = tuple(pairwise([*starts, len(encoding)]))
+    written = "".join(part for part in given if not part.isascii())
     word_spans = tuple(_word_span(spans[start:end], texts[start]) for start, end in pieces)
     return Words(
         labels=tuple(
@@ -177,7 +179,14 @@ def group_words(encoding: Encoding) -> Words:
         spans=word_spans,
         special=tuple(special[start] for start, _ in pieces),
         num_tokens=len(encoding),
+        notice=_APART if any(map(_no_spaces, written)) else None,
     )
+
+
+_APART = (
+    "Chinese, Japanese, Thai and some other scripts have no spaces between words: there, each token stands "
+    "for itself."
+)
 
 
 def token_parts(encoding: Encoding) -> tuple[int, ...]:
@@ -215,6 +224,8 @@ def _joined(spans: Sequence[Span], words: Sequence[int | None], text: str, left:
     last = middle - 1
     while last > 0 and _attaches(text[last]):
         last -= 1
+    if _no_spaces(text[last]) or _no_spaces(text[next_start]):
+        return False
     if last < middle - 1 and text[last].isalnum() and text[next_start].isalnum():
         return True  # the letter after an accented letter
     return same and _kind(text, last) == _kind(text, next_start)
@@ -231,6 +242,17 @@ def _attaches(character: str) -> bool:
     if "\U0001f3fb" <= character <= "\U0001f3ff":
         return True
     return character != "\u200b" and unicodedata.category(character) in {"Mn", "Mc", "Me", "Cf"}
+
+
+# As Unicode names their characters. (Korean is written with spaces.)
+_WITHOUT_SPACES = {"CJK", "HIRAGANA", "KATAKANA", "KATAKANA-HIRAGANA", "BOPOMOFO", "THAI", "LAO", "KHMER"}
+_WITHOUT_SPACES |= {"MYANMAR", "TIBETAN", "JAVANESE", "BALINESE", "YI"}
+
+
+def _no_spaces(character: str) -> bool:
+    """Whether it is of a script that puts no spaces between words."""
+    name = unicodedata.name(character, "").removeprefix("HALFWIDTH ")
+    return character.isalpha() and name.partition(" ")[0] in _WITHOUT_SPACES
 
 
 def _kind(text: str, position: int) -> str:

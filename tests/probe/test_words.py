@@ -7,10 +7,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from tokenizers import Tokenizer
+from tokenizers.models import Unigram
+from tokenizers.pre_tokenizers import Metaspace
+from transformers import PreTrainedTokenizerFast
 
 import probe
 from probe.running.inputs import encode_for
-from probe.running.tokens import Encoding
+from probe.running.tokens import Encoding, encode
 from probe.running.words import Words, group_words, single_tokens, token_parts
 
 UNBELIEVABLY = "Unbelievably, the photosynthesizing begonias flourished."
@@ -53,7 +57,9 @@ def test_the_pieces_of_long_words_come_together(bert: probe.Model, gpt2: probe.M
         ("it cost $5 (3.5 off)", ["it", "cost", "$", "5", "(", "3", ".", "5", "off", ")"]),
         ("a  b\nc", ["a", "␣", "b", "⏎", "c"]),
         ("hi <|endoftext|> you", ["hi", "␣", "<|endoftext|>", "you"]),
-        ("中文 句子", ["中文", "句子"]),
+        ("中文 句子", ["中", "文", "句", "子"]),
+        ("I like 猫 a lot", ["I", "like", "猫", "a", "lot"]),
+        ("한국어 문장", ["한국어", "문장"]),
     ],
 )
 def test_words_of_a_byte_level_tokenizer(gpt2: probe.Model, text: str, expected: list[str]) -> None:
@@ -71,6 +77,63 @@ def test_words_of_a_byte_level_tokenizer(gpt2: probe.Model, text: str, expected:
 )
 def test_words_of_a_wordpiece_tokenizer(bert: probe.Model, text: str, expected: list[str]) -> None:
     assert words_of(bert, text) == ["[CLS]", *expected, "[SEP]"]
+
+
+@pytest.mark.parametrize(
+    ("text", "spans"),
+    [
+        ("你好世界", [(0, 2), (2, 4)]),
+        ("こんにちは世界", [(0, 5), (5, 7)]),
+        ("コーヒーを飲む", [(0, 4), (4, 5), (5, 7)]),
+        ("สวัสดีชาวโลก", [(0, 6), (6, 9), (9, 12)]),
+        ("ສະບາຍດີ", [(0, 2), (2, 7)]),
+        ("កម្ពុជា", [(0, 5), (5, 7)]),
+        ("2024年3月", [(0, 4), (4, 5), (5, 6), (6, 7)]),
+    ],
+)
+def test_tokens_of_scripts_without_spaces_stay_apart(text: str, spans: list[tuple[int, int]]) -> None:
+    """They are words, or parts of words, and nothing between them says which."""
+    found = group_words(encoding(text, spans, [0] * len(spans)))
+    assert [text[start:end] for start, end in spans] == list(found.labels)
+    assert found.notice is not None and "no spaces between words" in found.notice
+
+
+def test_a_script_with_spaces_needs_no_notice(gpt2: probe.Model) -> None:
+    for text in ("the cat", "한국어 문장", "नमस्ते दुनिया", "Café, naïve"):
+        assert group_words(encode_for(gpt2, text)).notice is None
+
+
+def test_marks_stay_with_the_letter_before_them() -> None:
+    """The vowel above a Thai consonant, which a tokenizer has cut off."""
+    assert group_words(encoding("ที่นี่", [(0, 1), (1, 3), (3, 6)], [0, 0, 0])).labels == ("ที่", "นี่")
+
+
+@pytest.fixture(scope="module")
+def sentencepiece() -> PreTrainedTokenizerFast:
+    """A tokenizer that puts a space before each text, as Llama's and T5's do."""
+    pieces = [("<unk>", 0.0), ("\u2581", -1.0), ("中", -2.0), ("文", -2.0), ("\u2581a", -1.5), ("b", -3.0)]
+    made = Tokenizer(Unigram(pieces, unk_id=0, byte_fallback=False))
+    made.pre_tokenizer = Metaspace(replacement="\u2581", prepend_scheme="always")
+    return PreTrainedTokenizerFast(tokenizer_object=made, unk_token="<unk>")
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens", "spans"),
+    [
+        ("中文", ("\u2581", "中", "文"), ((0, 0), (0, 1), (1, 2))),
+        ("a 中", ("a", "␣", "中"), ((0, 1), (1, 2), (2, 3))),
+        ("\u2581中", ("\u2581", "中"), ((0, 1), (1, 2))),  # typed
+        ("ab", ("a", "b"), ((0, 1), (1, 2))),
+    ],
+)
+def test_a_space_that_a_tokenizer_puts_before_a_text_is_no_part_of_it(
+    sentencepiece: PreTrainedTokenizerFast,
+    text: str,
+    tokens: tuple[str, ...],
+    spans: tuple[tuple[int, int], ...],
+) -> None:
+    found = encode(sentencepiece, text, None, 6, truncate=False)
+    assert (found.tokens, found.spans) == (tokens, spans)
 
 
 def test_a_tokenizer_that_splits_at_spaces_only_does_not_glue_the_comma_to_the_word() -> None:
