@@ -69,7 +69,9 @@ def _kinds() -> dict[str, Any]:
 ModelName = Annotated[
     str,
     typer.Argument(
-        metavar="MODEL", help="bert, gpt2, a bundled model, a local folder or a full Hub id. See: models."
+        metavar="MODEL",
+        help="bert, gpt2, a bundled model, a local folder or a full Hub id, owner/model or "
+        "owner/model@revision. See: models.",
     ),
 ]
 TheText = Annotated[str, typer.Argument(metavar="TEXT", help="The text, in quotes.")]

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from urllib.parse import unquote
 
 import pytest
 
@@ -27,6 +28,7 @@ class FakeHub:
     broken : weights end after the first piece, before their time.
     gated : 0, or the status that files are refused with: 401 without a login, 403 with one.
     head : the commit that the branch main is at, for whoever asks for a file of it.
+    revisions : the commit and the folder of each other branch or tag.
     """
 
     def __init__(self, repo_id: str, folder: Path) -> None:
@@ -38,27 +40,43 @@ class FakeHub:
         self.broken = False
         self.gated = 0
         self.head = COMMIT
+        self.revisions: dict[str, tuple[str, Path]] = {}
         self._count = threading.Lock()
 
     def send(self, request: BaseHTTPRequestHandler, with_body: bool) -> None:
-        path = request.path.split("?")[0].strip("/")
+        path = unquote(request.path.split("?")[0]).strip("/")
         if path.startswith(f"api/models/{self.repo_id}"):
-            names = sorted(file.name for file in self.folder.iterdir())
-            info = {"id": self.repo_id, "sha": COMMIT, "siblings": [{"rfilename": name} for name in names]}
+            revision = path.partition("/revision/")[2]
+            found = self._at(revision or "main")
+            if found is None:
+                self._answer(request, 404, b"", {"X-Error-Code": "RevisionNotFound"})
+                return
+            commit, folder = found
+            names = sorted(file.name for file in folder.iterdir())
+            info = {"id": self.repo_id, "sha": commit, "siblings": [{"rfilename": name} for name in names]}
             self._answer(request, 200, json.dumps(info).encode(), {"Content-Type": "application/json"})
             return
-        file = self.folder / path.rpartition("/")[2]
+        at, _, name = path.partition("/resolve/")[2].rpartition("/")
+        _, folder = self._at(at) or (COMMIT, self.folder)
+        file = folder / name
         if not path.startswith(f"{self.repo_id}/resolve/") or not file.is_file():
             self._answer(request, 404, b"", {"X-Error-Code": "RepoNotFound"})
             return
         if self.gated:
             self._answer(request, self.gated, b"", {"X-Error-Code": "GatedRepo"})
             return
-        commit = self.head if f"{self.repo_id}/resolve/main/" in path else COMMIT
+        commit = self.head if at == "main" else at
         body = file.read_bytes()
         tag = f'"{hashlib.sha256(body).hexdigest()}"'
         self._answer(
             request, 200, body if with_body else len(body), {"X-Repo-Commit": commit, "ETag": tag}, file
+        )
+
+    def _at(self, revision: str) -> tuple[str, Path] | None:
+        """The commit and folder of a branch, tag or commit."""
+        known = {"main": (COMMIT, self.folder), **self.revisions}
+        return known.get(revision) or {commit: (commit, folder) for commit, folder in known.values()}.get(
+            revision
         )
 
     def _answer(

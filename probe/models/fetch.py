@@ -16,10 +16,10 @@ from typing import Any
 
 
 def fetch(asked: dict[str, Any]) -> str:
-    """Download ``files`` of ``repo_id`` at ``revision``, one after the other, and return their folder.
+    """Download ``files`` of ``repo_id`` at ``commit``, one after the other, and return their folder.
 
     Of files of weights only those that an index names, if there is one among the files before them. When all
-    have arrived, and not before, the cache learns that this is the newest revision, so that nobody takes a
+    have arrived, and not before, the cache learns that ``revision`` is at this commit, so that nobody takes a
     part for the whole.
     """
     from huggingface_hub import hf_hub_download
@@ -31,14 +31,15 @@ def fetch(asked: dict[str, Any]) -> str:
         path = hf_hub_download(
             asked["repo_id"],
             name,
-            revision=asked["revision"],
+            revision=asked["commit"],
             cache_dir=asked["cache_dir"],
             endpoint=asked["endpoint"],
         )
         folder = os.path.dirname(path)
         if name == "model.safetensors.index.json" and "model.safetensors" not in asked["files"]:
             shards = _named(path)
-    _set_newest(folder)
+    if asked["revision"] != asked["commit"]:
+        _set_revision(folder, asked["revision"])
     return folder
 
 
@@ -51,18 +52,18 @@ def _named(index: str) -> set[str]:
         return set()
 
 
-def _set_newest(folder: str) -> None:
-    """Write down in the cache that the branch main is at this folder's commit.
+def _set_revision(folder: str, revision: str) -> None:
+    """Write down in the cache that a branch or tag is at this folder's commit.
 
-    The library writes what the Hub says at the time, and the branch may have moved since the download began.
+    The library writes what the Hub says at the time, and a branch may have moved since the download began.
     """
     snapshots, commit = os.path.split(folder)
-    references = os.path.join(os.path.dirname(snapshots), "refs")
-    os.makedirs(references, exist_ok=True)
-    unfinished = os.path.join(references, f"main.{os.getpid()}.tmp")
+    reference = os.path.join(os.path.dirname(snapshots), "refs", *revision.split("/"))
+    os.makedirs(os.path.dirname(reference), exist_ok=True)
+    unfinished = f"{reference}.{os.getpid()}.tmp"
     with open(unfinished, "w", encoding="ascii") as file:
         file.write(commit)
-    os.replace(unfinished, os.path.join(references, "main"))
+    os.replace(unfinished, reference)
 
 
 def _end_with_parent() -> None:

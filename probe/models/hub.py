@@ -14,7 +14,12 @@ from pathlib import Path
 
 import huggingface_hub
 from huggingface_hub import constants
-from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
+from huggingface_hub.errors import (
+    GatedRepoError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
 from huggingface_hub.utils import WeakFileLock  # type: ignore[attr-defined]
 
 from probe.errors import ProbeError
@@ -30,39 +35,49 @@ _END_SECONDS = 3.0
 _FILES = (".json", ".txt", ".model")
 
 
-def cached_snapshot(repo_id: str) -> Path | None:
+def parted(name: str) -> tuple[str, str | None]:
+    """A model's id and its revision from its name: "owner/model@revision"; None is the newest."""
+    repo_id, _, revision = name.partition("@")
+    return repo_id, revision or None
+
+
+def cached_snapshot(name: str) -> Path | None:
     """The folder of a model in the Hub cache, or None; never goes to the network."""
+    repo_id, revision = parted(name)
     try:
-        folder = huggingface_hub.snapshot_download(repo_id, local_files_only=True)
+        folder = huggingface_hub.snapshot_download(repo_id, revision=revision, local_files_only=True)
     except (LocalEntryNotFoundError, OSError, ValueError):
         return None
     path = Path(folder)
     return path if (path / "config.json").is_file() else None
 
 
-def arrived(repo_id: str) -> int:
-    """Bytes of a model that lie in the Hub cache, those of unfinished files included."""
-    return sum(path.stat().st_size for path in _blobs(repo_id).glob("*") if path.is_file())
+def arrived(name: str) -> int:
+    """Bytes of a model, in all its revisions, that lie in the Hub cache; unfinished files are counted too."""
+    return sum(path.stat().st_size for path in _blobs(name).glob("*") if path.is_file())
 
 
-def _blobs(repo_id: str) -> Path:
+def _blobs(name: str) -> Path:
+    repo_id, _ = parted(name)
     return Path(constants.HF_HUB_CACHE) / f"models--{repo_id.replace('/', '--')}" / "blobs"
 
 
-def download(repo_id: str, stop: threading.Event | None = None) -> Path:
+def download(name: str, stop: threading.Event | None = None) -> Path:
     """Download a model into the Hub cache, with a progress bar on stderr, and return its folder.
 
     Parameters
     ----------
+    name
+        "owner/model", or "owner/model@revision": a branch, a tag or a commit.
     stop
         When it is set the download ends. Files that have arrived whole are kept, and are not fetched again.
 
     Raises
     ------
     ProbeError
-        If the Hub is out of reach or doesn't answer within ``ANSWER_SECONDS``, has no such model, doesn't let
-        the caller have it, or has it only as a pickle; if the download fails, takes longer than
-        ``DOWNLOAD_SECONDS``, or was stopped.
+        If the Hub is out of reach or doesn't answer within ``ANSWER_SECONDS``, has no such model or
+        revision, doesn't let the caller have it, or has it only as a pickle; if the download fails, takes
+        longer than ``DOWNLOAD_SECONDS``, or was stopped.
     """
     # huggingface_hub reads the variable once, when it is imported.
     if (
@@ -70,19 +85,28 @@ def download(repo_id: str, stop: threading.Event | None = None) -> Path:
         or os.environ.get("HF_HUB_OFFLINE", "").upper() in constants.ENV_VARS_TRUE_VALUES
     ):
         raise ProbeError(
-            f'"{repo_id}" is not in the Hub cache, or not all of it, and HF_HUB_OFFLINE is set: unset it to '
+            f'"{name}" is not in the Hub cache, or not all of it, and HF_HUB_OFFLINE is set: unset it to '
             'download, or use the bundled "bert" and "gpt2".'
         )
     unreachable = (
-        f'"{repo_id}" is not in the Hub cache, and the Hugging Face Hub can\'t be reached: check the '
+        f'"{name}" is not in the Hub cache, and the Hugging Face Hub can\'t be reached: check the '
         'network, give a local folder, or use the bundled "bert" and "gpt2".'
     )
+    repo_id, revision = parted(name)
+
+    def ask() -> huggingface_hub.ModelInfo:
+        return huggingface_hub.HfApi().model_info(repo_id, revision=revision, timeout=ANSWER_SECONDS)
+
     try:
         # The library's own limit doesn't cover a silent server that accepts.
-        asking = in_background(lambda: huggingface_hub.HfApi().model_info(repo_id, timeout=ANSWER_SECONDS))
-        info = asking.result(ANSWER_SECONDS)
+        info = in_background(ask).result(ANSWER_SECONDS)
     except GatedRepoError:
         raise _gated(repo_id) from None
+    except RevisionNotFoundError:
+        raise ProbeError(
+            f'"{repo_id}" has no revision "{revision}" on the Hub: give a branch, a tag or a whole commit '
+            'that stands on its page under "Files and versions".'
+        ) from None
     except RepositoryNotFoundError:
         raise ProbeError(
             f'The Hub has no public model "{repo_id}": check the spelling, owner included.'
@@ -91,7 +115,7 @@ def download(repo_id: str, stop: threading.Event | None = None) -> Path:
         raise ProbeError(unreachable) from None
     files = wanted(repo_id, [str(sibling.rfilename) for sibling in info.siblings or []])
     assert info.sha is not None  # the Hub always says
-    return _fetch(repo_id, info.sha, files, stop or threading.Event())
+    return _fetch(name, info.sha, files, stop or threading.Event())
 
 
 def wanted(repo_id: str, names: list[str]) -> list[str]:
@@ -125,16 +149,18 @@ def wanted(repo_id: str, names: list[str]) -> list[str]:
     return [name for name in names if "/" not in name and name.endswith(_FILES)] + weights
 
 
-def _fetch(repo_id: str, revision: str, files: list[str], stop: threading.Event) -> Path:
+def _fetch(name: str, commit: str, files: list[str], stop: threading.Event) -> Path:
     """The files of one commit, fetched by a process of their own, which can be ended."""
+    repo_id, revision = parted(name)
     asked = {
         "repo_id": repo_id,
-        "revision": revision,
+        "commit": commit,
+        "revision": revision or "main",
         "files": files,
         "cache_dir": str(constants.HF_HUB_CACHE),
         "endpoint": constants.ENDPOINT,
     }
-    unfinished = set(_blobs(repo_id).glob("*.incomplete"))
+    unfinished = set(_blobs(name).glob("*.incomplete"))
     program = [sys.executable, str(Path(__file__).with_name("fetch.py")), json.dumps(asked)]
     with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         until = time.monotonic() + DOWNLOAD_SECONDS
@@ -142,21 +168,21 @@ def _fetch(repo_id: str, revision: str, files: list[str], stop: threading.Event)
             while process.poll() is None and not stop.wait(0.1):
                 if time.monotonic() > until:
                     raise ProbeError(
-                        f'Downloading "{repo_id}" took more than {DOWNLOAD_SECONDS / 60:.0f} minutes and was '
+                        f'Downloading "{name}" took more than {DOWNLOAD_SECONDS / 60:.0f} minutes and was '
                         f"given up; {_KEPT}."
                     )
             if process.poll() is None:
-                raise ProbeError(f'Downloading "{repo_id}" was given up; {_KEPT}.')
+                raise ProbeError(f'Downloading "{name}" was given up; {_KEPT}.')
         finally:
             if process.poll() is None and not _ended(process):
-                _clear_up(set(_blobs(repo_id).glob("*.incomplete")) - unfinished)
+                _clear_up(set(_blobs(name).glob("*.incomplete")) - unfinished)
         assert process.stdout is not None
         lines = process.stdout.read().decode().splitlines()
     answer = json.loads(lines[-1]) if lines else {"error": f"exit code {process.returncode}"}
     if answer.get("error") == GatedRepoError.__name__:
         raise _gated(repo_id)
     if "error" in answer:
-        raise ProbeError(f'Downloading "{repo_id}" failed ({answer["error"]}): try again to go on.')
+        raise ProbeError(f'Downloading "{name}" failed ({answer["error"]}): try again to go on.')
     return Path(answer["folder"])
 
 

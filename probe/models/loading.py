@@ -330,6 +330,7 @@ def load(
     device: str | torch.device | None = None,
     dtype: torch.dtype = torch.float32,
     tokenizer: PreTrainedTokenizerBase | None = None,
+    revision: str | None = None,
 ) -> Model:
     """Load a model, ready to run.
 
@@ -348,14 +349,20 @@ def load(
         the checkpoint stores.
     tokenizer
         Used in place of the one that comes with the model.
+    revision
+        A branch, tag or commit of a model on the Hub, as "step1000" of Pythia's; the newest by default.
+        ``load("owner/model", revision="step1000")`` is ``load("owner/model@step1000")``, and that name can be
+        given wherever a model is named.
 
     Raises
     ------
     ProbeError
-        If there is no such model or the Hub is out of reach, if the checkpoint is incomplete, not in
-        safetensors, an adapter or of an unsupported kind, or if the device or dtype can't be had.
+        If there is no such model or revision, or the Hub is out of reach, if the checkpoint is incomplete,
+        not in safetensors, an adapter or of an unsupported kind, or if the device or dtype can't be had.
     """
     if isinstance(name, nn.Module):
+        if revision is not None:
+            raise ProbeError("revision is of a model on the Hub, not of a network: leave it out.")
         return _wrap(name, tokenizer)
     if not isinstance(name, str) or not name.strip():
         raise ProbeError(
@@ -365,8 +372,15 @@ def load(
         )
     if dtype not in DTYPES:
         raise ProbeError(f"dtype must be one of {', '.join(map(str, DTYPES))}, not {dtype!r}.")
-    where = _device(device, dtype)
-    return _load(find(name.strip()), where, dtype, tokenizer)
+    where, name = _device(device, dtype), name.strip()
+    if revision is not None:
+        if not isinstance(revision, str) or not revision.strip() or "@" in name:
+            raise ProbeError(
+                'revision is a branch, tag or commit, given once: revision="step1000", or in the name, '
+                '"owner/model@step1000".'
+            )
+        name = f"{name}@{revision.strip()}"
+    return _load(find(name), where, dtype, tokenizer)
 
 
 _KEPT = 4

@@ -27,7 +27,9 @@ _OWNERS = {
     "albert": ("albert-base-v1", "albert-base-v2"),
     "google-t5": ("t5-small", "t5-base", "t5-large"),
 }
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_HUB_ID = re.compile(
+    r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)*)?", re.ASCII
+)
 
 Identity = tuple[str, Path, checkpoint.Files]
 """A model's full name, its folder, and the state of the files there: it changes when any of them does."""
@@ -39,7 +41,8 @@ class Found:
 
     Attributes
     ----------
-    name : the full name: a Hub id, a bundled model's name, or the folder as it was given.
+    name : the full name: a Hub id ("owner/model", or "owner/model@revision" where a revision was asked for),
+        a bundled model's name, or the folder as it was given.
     source : where its weights are taken from, in words.
     folder : the folder they lie in.
     revision : the commit on the Hub, where there is one.
@@ -98,12 +101,19 @@ def _find_here(name: str) -> Found | None:
     if name in BUNDLED:
         return found_at(name, "bundled", _bundled_folder(name))
     folder, shown = _existing(name), name if len(name) <= 200 else f"{name[:200]}..."
+    plain, revision = hub.parted(name)
+    if folder is None and revision and (plain in (*DEFAULTS, *BUNDLED) or _existing(plain)):
+        hub_id = DEFAULTS[plain][0] if plain in DEFAULTS else "openai-community/gpt2"
+        raise ProbeError(
+            f'"{plain}" has no revisions here: they are of models on the Hub, by their full id, such as '
+            f"{hub_id}@{revision}."
+        )
     if folder is not None:
         if folder.is_dir():
             return found_at(str(folder), "local folder", folder)
         raise ProbeError(f'"{name}" is a file: give the folder that holds config.json and the weights.')
     like_a_path = (
-        name.startswith((".", "~", "/")) or name.count("/") > 1 or "\\" in name or name.endswith("/")
+        name.startswith((".", "~", "/")) or plain.count("/") > 1 or "\\" in name or name.endswith("/")
     )
     if like_a_path and "://" not in name:
         taken = "" if name.startswith(("~", "/")) else f"; it is taken from {Path.cwd()}"

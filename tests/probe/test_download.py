@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -9,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import torch
 from fake_hub import COMMIT, FakeHub, instead_of_the_hub
 from huggingface_hub.utils import WeakFileLock
 
@@ -66,6 +68,65 @@ def test_a_branch_that_moves_meanwhile(fake: FakeHub, tmp_path: Path) -> None:
     assert [path.name for path in (repo / "snapshots").iterdir()] == [COMMIT]
     assert [path.name for path in (repo / "refs").iterdir()] == ["main"]
     assert is_here(REPO) and probe.load(REPO).revision == COMMIT
+
+
+STEP = "fedcba9876543210fedcba9876543210fedcba98"
+
+
+@pytest.fixture
+def steps(fake: FakeHub, tiny_gpt2: Callable[..., Path]) -> Path:
+    """The Hub has another network as the branch "step1000", the tag "v0.1" and a pull request."""
+    folder = tiny_gpt2()
+    fake.revisions = dict.fromkeys(("step1000", "v0.1", "refs/pr/1"), (STEP, folder))
+    return folder
+
+
+@pytest.mark.parametrize("revision", ["step1000", "v0.1", "refs/pr/1", STEP])
+def test_a_revision_is_fetched_and_kept(fake: FakeHub, steps: Path, revision: str) -> None:
+    name = f"{REPO}@{revision}"
+    assert not is_here(name)
+    model = probe.load(REPO, revision=revision)
+    assert (model.name, model.source, model.revision) == (name, "Hub", STEP)
+    assert model.sha256 == probe.load(str(steps)).sha256
+    assert is_here(name) and not is_here(REPO)  # which is the newest
+    fake.asked.clear()
+    again = probe.attend(name, "a cat", [(0, 0)])
+    assert fake.asked == [] and (again.origin.model, again.origin.revision) == (name, STEP)
+    assert torch.equal(again.weights(0, 0), probe.attend(str(steps), "a cat", [(0, 0)]).weights(0, 0))
+    assert probe.load(REPO).revision == COMMIT
+
+
+def test_a_file_is_made_again_with_its_revision(fake: FakeHub, steps: Path, tmp_path: Path) -> None:
+    path = probe.export(probe.attend(f"{REPO}@step1000", "a cat", [(0, 0)]), tmp_path / "map.json")
+    probe.load(REPO)  # the newest, whose weights are others, lies beside it
+    assert json.loads(path.read_text("utf-8"))["manifest"]["model"] == f"{REPO}@step1000"
+    assert probe.reproduce(path).holds
+
+
+@pytest.mark.parametrize(
+    ("name", "revision", "message"),
+    [
+        (REPO, "step9", 'has no revision "step9" on the Hub: give a branch, a tag or a whole commit'),
+        (f"{REPO}@step9", None, 'has no revision "step9"'),
+        (f"{REPO}@v1", "v1", "given once"),
+        (REPO, "", "given once"),
+        (REPO, "../../x", "There is no model"),
+        ("gpt2", "main", r'"gpt2" has no revisions here.*openai-community/gpt2@main'),
+        ("gpt2-stories@main", None, "has no revisions here"),
+        (str(GPT2_STORIES), "main", "has no revisions here"),
+    ],
+)
+def test_revisions_that_are_not_there(
+    fake: FakeHub, steps: Path, name: str, revision: str | None, message: str
+) -> None:
+    with pytest.raises(ProbeError, match=message):
+        probe.load(name, revision=revision)
+    assert fake.asked == []
+
+
+def test_a_network_has_no_revision(gpt2: probe.Model) -> None:
+    with pytest.raises(ProbeError, match="leave it out"):
+        probe.load(gpt2.hf, tokenizer=gpt2.tokenizer, revision="main")
 
 
 def test_weights_in_shards_and_no_others(
