@@ -95,7 +95,7 @@ def test_json_of_weights_that_are_no_numbers(run: Run, tiny_gpt2: Callable[..., 
 
 
 def test_a_failed_check_is_exit_code_1(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Projection, "bias", lambda self: torch.zeros(self.stop - self.start))
+    monkeypatch.setattr(Projection, "bias", lambda self: torch.zeros(len(self.weight())))
     code, out, _ = run("verify", "gpt2", SENTENCE)
     assert code == 1
     assert "heads of gpt2-stories do NOT agree" in out and "FAILED" in out

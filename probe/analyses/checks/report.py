@@ -349,7 +349,7 @@ class Report(Result, what="report"):
                 f"tolerance {output.tolerance:.1e}."
             ) + problem
         what = ", ".join(map(str, farthest(one for head in failed for one in head.exceeded)))
-        farthest_off = max(failed, key=lambda head: max(one.by for one in head.exceeded))
+        farthest_off = max(failed, key=lambda head: max((one.by for one in head.exceeded), default=0.0))
         return (
             f"{len(failed)} of {len(self.heads)} heads of {self.model} do NOT agree, in {named}: "
             f"{farthest_off.place} is farthest off. Not within bounds: {what}."
