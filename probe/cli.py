@@ -362,12 +362,16 @@ def export(
 @app.command()
 def reproduce(
     file: Annotated[Path, typer.Argument(metavar="FILE", parser=expanded, help="A file that export wrote.")],
+    load: Annotated[
+        bool,
+        typer.Option("--load", help="Load, or download, the model that the file names if it is not bundled."),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Make the numbers in an exported file again, and say whether they still hold."""
     import probe
 
-    result = probe.reproduce(file)
+    result = probe.reproduce(file, load=load)
     _print(result.to_dict() if as_json else str(result))
     if not result.holds:
         raise typer.Exit(1)

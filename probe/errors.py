@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 Surface = Literal["python", "command", "page"]
-Remedy = Literal["cut", "cpu", "float32", "tokenizer", "model", "place", "target", "library"]
+Remedy = Literal["cut", "cpu", "float32", "tokenizer", "model", "place", "target", "library", "load"]
 
 # What can be done, in the words of whoever asks: a caller in Python, the command line, the page. One that has
 # no such means gets what is left, or nothing.
@@ -40,6 +40,11 @@ _REMEDIES: dict[Remedy, dict[Surface, str]] = {
         "python": 'Give what the decoder is to produce too: target="...".',
         "command": "Give what the decoder is to produce too: --target TEXT.",
         "page": "It has a view of its own, Source and target.",
+    },
+    "load": {
+        "python": "If you trust the file, say so: load=True. Or give the model, model=...",
+        "command": "If you trust the file, say so: --load.",
+        "page": "",
     },
     "library": {
         "python": "Install it (pip install pyarrow), or choose .csv.",

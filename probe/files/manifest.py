@@ -10,7 +10,7 @@ import json
 import math
 import sys
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -126,9 +126,40 @@ class Manifest:
                     f"The manifest has {name} = {value!r:.60}: the file is damaged, export it again."
                 ) from None
         values = {field.name: values[field.name] for field in fields(cls)}
+        _check_amount(values["arguments"])
         values["arguments"] = _arguments(RESULTS[values["what"]].analysis, values["arguments"])
         manifest = cls(**values)
         return replace(manifest, python=_python(manifest)) if old else manifest
+
+
+# What one file may ask for: entries of a list, and characters in all.
+_MAX_ENTRIES, _MAX_CHARACTERS = 20_000, 10_000_000
+
+
+def _check_amount(arguments: Mapping[str, Any]) -> None:
+    """Refuse a manifest that asks for much more than anybody exports, before any of it is looked at."""
+    for name, value in arguments.items():
+        if isinstance(value, list) and len(value) > _MAX_ENTRIES:
+            raise ProbeError(
+                f"The manifest has {len(value):,} entries of {name}; at most {_MAX_ENTRIES:,} are made again."
+            )
+    characters = sum(len(text) for text in _strings(arguments))
+    if characters > _MAX_CHARACTERS:
+        raise ProbeError(
+            f"The texts of the manifest have {characters:,} characters; at most {_MAX_CHARACTERS:,} are read."
+        )
+
+
+def _strings(value: Any) -> Iterator[str]:
+    """All texts in something nested."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for one in value.values():
+            yield from _strings(one)
+    elif isinstance(value, (list, tuple)):
+        for one in value:
+            yield from _strings(one)
 
 
 def _unread(given: Mapping[str, Any]) -> str:

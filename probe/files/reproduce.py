@@ -18,6 +18,7 @@ from probe.files.formats import FORMATS, Format
 from probe.files.manifest import AGREEMENT, Manifest, manifest_of, model_named, remake
 from probe.files.numbers import differences, digest
 from probe.models.loading import Model, resolve
+from probe.models.names import BUNDLED, is_here
 
 
 @dataclass(frozen=True)
@@ -95,32 +96,38 @@ class Reproduction:
         return "\n".join([self.verdict, *more, *([f"... and {rest} more."] if rest > 0 else []), *self.notes])
 
 
-def reproduce(path: str | os.PathLike[str], *, model: Model | str | None = None) -> Reproduction:
+def reproduce(
+    path: str | os.PathLike[str], *, model: Model | str | None = None, load: bool = False
+) -> Reproduction:
     """Make the numbers in an exported file again, and say whether they still hold.
 
     The model is run again on the manifest's text, and its tokens, its weights' sha256 and every number are
-    compared with the file's. No text of the file is ever executed; but a model that it names and that is not
-    here is fetched from the Hub, as safetensors. Where a file records a digest of its
-    contents (all formats but csv and xlsx, which spreadsheet programs write anew) the smallest change shows,
-    also to what a picture or page shows; elsewhere a number may be off by ``tolerance``. A digest is no
-    signature: who changes a file can make it anew. But numbers, and the text and labels of pages, tables and
-    workbooks, must be those made again whatever the file says of itself. Of a workbook the formulas, titles
-    and number formats are looked at, not colours, widths, comments or pictures.
+    compared with the file's. No text of the file is ever executed, and a model that it names is loaded, or
+    fetched from the Hub, only if it is one of the bundled two, or ``load`` says so. Where a file records a
+    digest of its contents (all formats but csv and xlsx, which spreadsheet programs write anew) the smallest
+    change shows, also to what a picture or page shows; elsewhere a number may be off by ``tolerance``. A
+    digest is no signature: who changes a file can make it anew. But numbers, and the text and labels of
+    pages, tables and workbooks, must be those made again whatever the file says of itself. Of a workbook the
+    formulas, titles and number formats are looked at, not colours, widths, comments or pictures.
 
     Parameters
     ----------
     model : in place of the one the manifest names.
+    load : load the model that the manifest names, whichever it is; without, only a bundled one is.
 
     Raises
     ------
     ProbeError
-        If the file can't be read, holds no manifest, or the model isn't there. Numbers that don't hold are no
+        If the file can't be read, is no regular file, is larger than any that ``export`` writes, holds no
+        manifest, or names a model that isn't there or that may not be loaded. Numbers that don't hold are no
         error: see ``Reproduction.holds``.
     """
     path = expanded(path)
     format, fields, stored, picture = _read(path)
     try:
         manifest = Manifest.from_dict(fields)
+        if model is None and not load:
+            _check_loaded(manifest.model)
         source = resolve(model) if model is not None else model_named(manifest.model, manifest.dtype)
         result = remake(manifest, source)
         again = manifest_of(result, source, manifest.shown)
@@ -145,6 +152,14 @@ def reproduce(path: str | os.PathLike[str], *, model: Model | str | None = None)
     return Reproduction(
         path, not reasons, not wrong, worst, tolerance, float32, tuple(reasons), tuple(notes), manifest
     )
+
+
+def _check_loaded(name: str) -> None:
+    """Refuse to load a model because a file names it, unless it is one of those that come along."""
+    if name in BUNDLED:
+        return
+    how = "loaded from this machine" if is_here(name) else "downloaded from the Hub and loaded"
+    raise ProbeError(f'The file names the model "{name}", which would be {how}.', "load")
 
 
 def _dtypes(manifest: Manifest) -> str:

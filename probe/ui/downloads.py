@@ -18,6 +18,7 @@ import probe
 from probe.display import picture
 from probe.files.csv_tables import sheet_csv
 from probe.files.formats import FORMATS
+from probe.models.names import BUNDLED
 from probe.ui import widgets
 from probe.ui.offers import SHEETS, Offer, Offered, Shown, WorkedExample
 from probe.ui.state import Options
@@ -112,7 +113,8 @@ def answer(
     told = f"{name}, {len(content) / 1e6:.2f} MB."
     if isinstance(offer, Offer):
         unpacked = "unpacked, " if name.endswith(".zip") else ""
-        told += f" Whether its numbers hold: {unpacked}python -m probe reproduce FILE"
+        load = "" if offer.model.name in BUNDLED else " --load"
+        told += f" Whether its numbers hold: {unpacked}python -m probe reproduce FILE{load}"
     elif isinstance(offer, Shown):
         told += " The figure as it is; it is of no single result, so reproduce can't check it."
     yield file, widgets.progress(told, f"saved {name}")

@@ -185,7 +185,7 @@ def test_files_of_it_are_made_again(t5: str, tmp_path: Path) -> None:
     assert {"json", "npz"} <= set(comparison.formats) and not {"png", "csv"} & set(comparison.formats)
     for offer, suffix in ((head, "csv"), (report, "json"), (comparison, "npz"), (run, "html")):
         path = unpacked(tmp_path, *downloads.write(offer, suffix, Options()))
-        again = probe.reproduce(path)
+        again = probe.reproduce(path, load=True)
         assert again.holds, again.reasons
         assert TARGET in again.manifest.arguments["target"]
 

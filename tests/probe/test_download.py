@@ -100,7 +100,7 @@ def test_a_file_is_made_again_with_its_revision(fake: FakeHub, steps: Path, tmp_
     path = probe.export(probe.attend(f"{REPO}@step1000", "a cat", [(0, 0)]), tmp_path / "map.json")
     probe.load(REPO)  # the newest, whose weights are others, lies beside it
     assert json.loads(path.read_text("utf-8"))["manifest"]["model"] == f"{REPO}@step1000"
-    assert probe.reproduce(path).holds
+    assert probe.reproduce(path, load=True).holds
 
 
 @pytest.mark.parametrize(

@@ -958,10 +958,10 @@ def test_other_models_dtypes_and_cut_texts(
 ) -> None:
     model = probe.load(str(tiny_bert()), dtype=torch.float64)
     run = probe.attend(model, "the cat", [(0, 1)])
-    result = probe.reproduce(probe.export(run, tmp_path / "wide.npz"))
+    result = probe.reproduce(probe.export(run, tmp_path / "wide.npz"), load=True)
     assert result.holds and result.tolerance == 1e-12 and result.manifest.dtype == "float64"
     run = probe.attend(gpt2, "word " * 300, [(0, 1)], truncate=True, dtype=torch.float16)
-    result = probe.reproduce(probe.export(run, tmp_path / "half.npz"))
+    result = probe.reproduce(probe.export(run, tmp_path / "half.npz"), load=True)
     assert result.holds and result.manifest.arguments["truncate"] and result.manifest.kept == "float16"
     assert result.tolerance == 1e-5 + 2**-10  # and one rounding to float16
     assert "the numbers of gpt2-stories in float16 hold: " in result.verdict
@@ -984,7 +984,7 @@ def test_a_model_whose_numbers_are_none(tiny_gpt2: Callable[..., Path], tmp_path
     ]
     for result, suffixes in results:
         for suffix in suffixes:
-            again = probe.reproduce(probe.export(result, tmp_path / f"x.{suffix}", model=model))
+            again = probe.reproduce(probe.export(result, tmp_path / f"x.{suffix}", model=model), load=True)
             assert again.holds, (suffix, again.reasons)
             assert again.manifest.passed is False and again.manifest.max_abs_error is None
 
@@ -1008,7 +1008,7 @@ def test_an_encoder_with_a_decoder(command: Command, tmp_path: Path) -> None:
     model = probe.load(str(tmp_path / "t5"))
     run = probe.attend(model, "the cat sat on the mat", target="a cat sat")
     for suffix in ("json", "npz", "html"):
-        result = probe.reproduce(probe.export(run, tmp_path / f"run.{suffix}"))
+        result = probe.reproduce(probe.export(run, tmp_path / f"run.{suffix}"), load=True)
         assert result.holds, result.reasons
         assert result.manifest.arguments["target"] == "a cat sat" and result.manifest.mask is None
         assert result.manifest.passed  # a check from query and key
@@ -1017,9 +1017,9 @@ def test_an_encoder_with_a_decoder(command: Command, tmp_path: Path) -> None:
         probe.run_from_scratch(model, "the cat", target="a cat"),
         probe.compare(model, "the cat sat", "a cat"),
     ):
-        result = probe.reproduce(probe.export(whole, tmp_path / "whole.json"))
+        result = probe.reproduce(probe.export(whole, tmp_path / "whole.json"), load=True)
         assert result.holds and result.manifest.arguments["target"] in ("a cat", ["a cat"])
-    result = probe.reproduce(probe.export(run, tmp_path / "run.parquet"))
+    result = probe.reproduce(probe.export(run, tmp_path / "run.parquet"), load=True)
     assert result.holds
     rows = parquet.read_table(tmp_path / "run.parquet").to_pylist()
     of_cross = [row for row in rows if (row["kind"], row["layer"], row["head"]) == ("cross", 1, 3)]
@@ -1033,7 +1033,9 @@ def test_an_encoder_with_a_decoder(command: Command, tmp_path: Path) -> None:
     numbers = page.page_numbers(run)
     assert abs(numbers["cross_layer_1_head_3"] - cross).max() < 1e-3
     chosen = probe.attend(model, "the cat", [("cross", 0, 1), ("decoder", 1, 2)], target="a cat")
-    assert probe.reproduce(probe.export(chosen, tmp_path / "chosen.json")).manifest.arguments["heads"] == [
+    assert probe.reproduce(probe.export(chosen, tmp_path / "chosen.json"), load=True).manifest.arguments[
+        "heads"
+    ] == [
         ("cross", 0, 1),
         ("decoder", 1, 2),
     ]
@@ -1050,7 +1052,7 @@ def test_an_encoder_with_a_decoder(command: Command, tmp_path: Path) -> None:
         for suffix in ("json", "csv", "svg"):
             for kind in ("encoder", "decoder", "cross"):
                 path = probe.export(whole, tmp_path / f"x.{suffix}", layer=0, head=1, kind=kind)
-                result = probe.reproduce(path)
+                result = probe.reproduce(path, load=True)
                 assert result.holds, result.reasons
     # The rows of a map are the target's tokens, its columns the source's.
     probe.export(run, tmp_path / "x.csv", layer=0, head=1, kind="cross")
@@ -1142,7 +1144,7 @@ def test_the_dtype_of_a_file_is_that_of_its_model(
         "predictions": probe.predict(model, "a b a c"),
     }
     for what, result in made.items():
-        again = probe.reproduce(probe.export(result, tmp_path / f"{what}.json"))
+        again = probe.reproduce(probe.export(result, tmp_path / f"{what}.json"), load=True)
         assert again.holds and again.manifest.dtype == name
         with pytest.raises(ProbeError, match="doesn't give these numbers again"):
             probe.export(result, tmp_path / "x.json", model=probe.load(model.name))

@@ -269,7 +269,7 @@ def test_every_face(models: Callable[[str, str], Model], kind: str, tmp_path: Pa
     over = probe.rank_heads(model, TEXTS[:2], label="glad")
     for result in (ablation, ranking, over):
         for suffix in ("json", "npz", "csv", "parquet", "svg"):
-            found = probe.reproduce(probe.export(result, tmp_path / f"x.{suffix}"))
+            found = probe.reproduce(probe.export(result, tmp_path / f"x.{suffix}"), load=True)
             assert found.holds, found.reasons
             assert found.manifest.arguments["label"] == "glad"
 
@@ -303,4 +303,4 @@ def test_on_the_command_line_and_over_the_network(
     path = tmp_path / "x.json"
     done = command("export", tmp_path, TEXT, path, "--what", "ablation", "--label", "sad")
     assert done.returncode == 0, done.stderr
-    assert probe.reproduce(path).manifest.arguments["label"] == "sad"
+    assert probe.reproduce(path, load=True).manifest.arguments["label"] == "sad"

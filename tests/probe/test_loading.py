@@ -853,7 +853,7 @@ def test_what_the_hub_may_answer(online: pytest.MonkeyPatch) -> None:
     name = "some-owner/some-model"
 
     def answers(error: Exception) -> None:
-        def model_info(self: Any, name: str, timeout: float) -> Any:
+        def model_info(self: Any, name: str, revision: None, timeout: float) -> Any:
             raise error
 
         online.setattr("huggingface_hub.HfApi.model_info", model_info)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import math
 import zipfile
 import zlib
 from collections.abc import Mapping
@@ -16,8 +17,9 @@ from probe.analyses.result import strictly_plain
 from probe.display.data import Numbers
 from probe.errors import ProbeError
 
-# Compressed content that claims to be larger than this is suspicious.
-_MAX_UNPACKED, _MAX_INFLATED = 2**31, 2**28
+# Compressed content that claims to be larger than this is suspicious: numbers (of all heads of a text of 512
+# tokens in the largest of usual models there are 100 million), and bytes of anything else.
+_MAX_NUMBERS, _MAX_INFLATED, _MAX_MANIFEST = 2**27, 2**28, 2**26
 
 
 def encoded(value: Any) -> bytes:
@@ -63,22 +65,55 @@ def pack_npz(body: bytes, result: Any, fields: Mapping[str, Any], numbers: Numbe
 
 
 def unpack_npz(content: bytes, beside: bytes) -> dict[str, Any]:
-    check_unpacked(content)
+    _check_arrays(content)
     with np.load(io.BytesIO(content), allow_pickle=False) as archive:
-        if len(set(archive.files)) < len(archive.files):
-            raise ValueError("a name twice")
         blocks = dict(archive)
     fields = decoded(str(blocks.pop("manifest")))
-    if any(block.dtype.kind not in "fi" for block in blocks.values()):
-        raise ValueError("no real numbers")
     return {"manifest": fields, "numbers": {name: one.astype(np.float64) for name, one in blocks.items()}}
 
 
-def check_unpacked(content: bytes) -> None:
-    """Refuse a ZIP archive, which NPZ and XLSX are, that says it is suspiciously large."""
+def _check_arrays(content: bytes) -> None:
+    """Refuse arrays that say that they are something else than ``export`` writes, or too many."""
+    count = 0
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
-        if sum(part.file_size for part in archive.infolist()) > _MAX_UNPACKED:
-            raise ProbeError(f"The file unpacks to more than {_MAX_UNPACKED:,} bytes, the most read here.")
+        if len(set(archive.namelist())) < len(archive.namelist()):
+            raise ValueError("a name twice")
+        for part in archive.infolist():
+            with archive.open(part) as file:
+                shape, _, dtype = _HEADERS[np.lib.format.read_magic(file)](file)
+            size = math.prod(shape)
+            if part.filename == "manifest.npy":
+                if dtype.kind != "U" or shape or dtype.itemsize > _MAX_MANIFEST:
+                    raise ValueError("no manifest")
+                continue
+            if dtype.kind != "f" or dtype.itemsize not in (4, 8) or part.file_size > size * 8 + 2**16:
+                raise ValueError("no numbers as export writes them")
+            count += size
+    if count > _MAX_NUMBERS:
+        raise ProbeError(f"The file says that it has {count:,} numbers; at most {_MAX_NUMBERS:,} are read.")
+
+
+_HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+
+
+def check_unpacked(content: bytes, most: Mapping[str, int], rest: int) -> None:
+    """Refuse a ZIP archive whose parts say that they are suspiciously large.
+
+    Parameters
+    ----------
+    most : bytes of some of the parts, by the beginning of their names.
+    rest : bytes of all the others together.
+    """
+    left = dict(most)
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        for part in archive.infolist():
+            name = next((name for name in left if part.filename.startswith(name)), None)
+            if name is None:
+                rest -= part.file_size
+            else:
+                left[name] -= part.file_size
+    if rest < 0 or min(left.values(), default=0) < 0:
+        raise ProbeError("The file unpacks to more than is read of one: it is none that export wrote.")
 
 
 def packed(fields: Mapping[str, Any], numbers: Numbers) -> bytes:

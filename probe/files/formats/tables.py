@@ -17,8 +17,8 @@ from probe.files.csv_tables import csv_bytes
 from probe.files.formats.arrays import decoded
 
 _KEYWORD = b"attention-probe"
-# More rows than this are suspiciously many.
-_MAX_ROWS = 2**27
+# More cells than this are suspiciously many; all heads of BERT on 512 tokens have 190 million.
+_MAX_CELLS = 2**28
 
 
 def csv_body(result: Result) -> bytes:
@@ -116,8 +116,9 @@ def unpack_parquet(content: bytes, beside: bytes) -> dict[str, Any]:
 
     try:
         file = parquet.ParquetFile(pyarrow.BufferReader(content))
-        if file.metadata.num_rows > _MAX_ROWS:
-            raise ProbeError(f"The file has {file.metadata.num_rows:,} rows; at most {_MAX_ROWS:,} are read.")
+        cells = file.metadata.num_rows * file.metadata.num_columns
+        if cells > _MAX_CELLS:
+            raise ProbeError(f"The file says that it has {cells:,} cells; at most {_MAX_CELLS:,} are read.")
         table = file.read()
         return {
             "manifest": decoded(table.schema.metadata[_KEYWORD]),

@@ -30,6 +30,10 @@ _FORBIDDEN = -1e22
 _CELL_CHARACTERS = 30_000  # a spreadsheet cell takes 32,767
 # More than this is no workbook of a head: one of 8,192 inputs has 5 million cells.
 _MAX_CELLS = 2**23
+# Bytes of what is read whole (names, texts, styles), of which a workbook of a head has few; and of the sheets
+# and everything else.
+_MOST = {"xl/workbook.xml": 2**18, "xl/sharedStrings.xml": 2**22, "xl/styles.xml": 2**21}
+_MAX_UNPACKED = 2**30
 # What the first sheet says that may be otherwise elsewhere, for the same head.
 _ELSEWHERE = ("source", "revision", "device", "torch", "transformers")
 _EXPONENT = re.compile(r"(E[+-]?)0*(\d)")
@@ -173,7 +177,7 @@ def _cells(content: bytes, *, data_only: bool) -> tuple[_Cells, _Areas]:
     import openpyxl
     from openpyxl.utils import range_boundaries
 
-    check_unpacked(content)
+    check_unpacked(content, _MOST, _MAX_UNPACKED)
     book = openpyxl.load_workbook(io.BytesIO(content), read_only=True, data_only=data_only)
     count, cells = 0, _Cells()
     for sheet in book.worksheets:
