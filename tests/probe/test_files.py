@@ -1077,7 +1077,7 @@ def test_an_encoder_with_a_decoder(command: Command, tmp_path: Path) -> None:
         *("--target", "a cat", "--kind", "decoder", "--layer", "1", "--head", "2"),
     )
     assert done.returncode == 0, done.stderr
-    assert probe.reproduce(tmp_path / "y.csv").manifest.arguments["heads"] == [("decoder", 1, 2)]
+    assert probe.reproduce(tmp_path / "y.csv", load=True).manifest.arguments["heads"] == [("decoder", 1, 2)]
 
 
 # ---- files of the version before
