@@ -445,7 +445,7 @@ def test_every_format_is_made_again(several: dict[str, OverTexts[Any]], what: st
     assert set(formats_of(type(over))) == set(FORMATS) - {"html", "xlsx"}
     for suffix in ("json", "npz", "csv", "parquet", "svg", "pdf"):
         path = probe.export(over, tmp_path / f"x.{suffix}")
-        found = probe.reproduce(path)
+        found = probe.reproduce(path, load=True)
         assert found.holds, found.reasons
         assert found.manifest.texts == tuple(TEXTS) and found.manifest.what == what
     lines: dict[str, Any] = {}
@@ -460,7 +460,7 @@ def test_a_number_of_one_text_that_was_changed_is_found(
     content = json.loads(path.read_text())
     content["numbers"]["text_1_weight"][0] += 0.01
     path.write_text(json.dumps(content))
-    found = probe.reproduce(path)
+    found = probe.reproduce(path, load=True)
     assert not found.numbers_hold and "text_1_weight" in found.reasons[0]
 
 
@@ -556,7 +556,7 @@ def test_an_export_of_several_texts_on_the_command_line(
     path = tmp_path / "x.json"
     done = command("export", folder, *TEXTS, path, "--what", "measures")
     assert done.returncode == 0, done.stderr
-    assert probe.reproduce(path).manifest.texts == tuple(TEXTS)
+    assert probe.reproduce(path, load=True).manifest.texts == tuple(TEXTS)
     for what in ("run", "trace"):
         done = command("export", folder, *TEXTS, tmp_path / "y.json", "--what", what)
         assert done.returncode == 2 and f"a {what} is of one text" in done.stderr
