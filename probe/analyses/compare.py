@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor
@@ -23,7 +23,7 @@ from probe.models import backend
 from probe.models.kinds import sides, which_kind
 from probe.models.loading import Model, resolve
 from probe.running.inputs import cuts, encode_for, encode_targets, encode_tensors, tensors_for
-from probe.running.recording import Recording, record
+from probe.running.recording import Recording, held, record
 from probe.running.tokens import Encoding, Text
 
 
@@ -147,10 +147,7 @@ class Comparison(Result, what="comparison"):
     @property
     def nbytes(self) -> int:
         """Memory that its tensors take."""
-        parts: list[object] = [*self.maps.values(), *(self._recording.layers if self._recording else ())]
-        tensors = (getattr(part, one.name) for part in parts for one in fields(part))  # type: ignore[arg-type]
-        storages = [tensor.untyped_storage() for tensor in tensors if isinstance(tensor, Tensor)]
-        return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+        return held([*self.maps.values(), *(self._recording.layers if self._recording else ())])
 
     def _maps(self, layer: int, head: int, kind: str | None) -> Maps:
         kind = which_kind(self.model.name, self.model.kinds, kind)

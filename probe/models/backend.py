@@ -32,6 +32,7 @@ from attention import AttentionSteps, scaled_dot_product_attention
 from probe.errors import ProbeError
 from probe.models.computing import computing
 from probe.models.offload import check_numbers, device_of
+from probe.models.pauses import locked, pause, watched
 
 # Backends whose masks are tensors, so that a map can be computed beside them.
 BACKENDS = ("sdpa", "eager")
@@ -218,15 +219,26 @@ def running(hf: Any, inputs: Mapping[str, Any]) -> Iterator[None]:
         of its weights have no numbers.
     """
     check_numbers(hf)
+    pause()
     with ExitStack() as stack:
         stack.enter_context(computing(device_of(hf), tuple(inputs[hf.main_input_name].shape)))
         stack.enter_context(LOCK)
+        stack.enter_context(locked())
+        if watched():
+            for layer in _layers(hf):
+                hook = layer.register_forward_pre_hook(lambda module, args: pause())
+                stack.callback(hook.remove)
         for module in hf.modules():
             if module.training:
                 stack.callback(setattr, module, "training", True)
         hf.eval()
         stack.enter_context(torch.compiler.set_stance("force_eager"))
         yield
+
+
+def _layers(hf: nn.Module) -> list[nn.Module]:
+    """The modules that a network calls one after the other."""
+    return [one for part in hf.modules() if isinstance(part, nn.ModuleList) for one in part]
 
 
 @contextmanager

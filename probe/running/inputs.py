@@ -15,8 +15,8 @@ from probe.errors import ProbeError
 from probe.models.loading import Model
 from probe.running.tokens import Encoding, Text, encode, visible
 
-# Texts are run together until their padded maps would hold this many numbers (256 MB in float32).
-_NUMBERS_AT_ONCE = 64 * 2**20
+# Texts are run together until their padded maps would hold this many numbers (64 MB in float32).
+_NUMBERS_AT_ONCE = 16 * 2**20
 
 
 def encode_all(

@@ -6,9 +6,9 @@ and afterwards the network is as it was.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -61,6 +61,18 @@ class Recording:
     layers: tuple[LayerRecord, ...]
     causal: bool
     logits: Tensor | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that its tensors take."""
+        return held(self.layers)
+
+
+def held(parts: Iterable[Any]) -> int:
+    """Bytes of the tensors that dataclasses have as fields; what several share counts once."""
+    tensors = (getattr(part, one.name) for part in parts for one in fields(part))
+    storages = [tensor.untyped_storage() for tensor in tensors if isinstance(tensor, Tensor)]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
 
 
 def record(

@@ -14,7 +14,8 @@ import gradio as gr
 
 import probe
 from probe.models.hub import arrived
-from probe.ui import downloads, endpoints, limits, links, widgets
+from probe.ui import downloads, endpoints, limits, links, turns, widgets
+from probe.ui.answering import Answering
 from probe.ui.figure import grouping
 from probe.ui.header import EXAMPLES, Header, verdict
 from probe.ui.screen import Screen, look
@@ -23,15 +24,14 @@ from probe.ui.store import STORE
 from probe.ui.views import VIEWS
 from probe.ui.views.view import View
 
-# Runs of a model take turns; looking at another layer or head of a kept result does not wait for them. Looks
-# take turns too, so that answers come in the order of the questions and the newest one stays on the page.
-_RUN: dict[str, Any] = {"api_visibility": "private", "concurrency_id": "run", "concurrency_limit": 1}
+# What a visitor asks of one kind is answered in the order of the questions, so that the newest answer stays
+# on the page. A look at another layer or head of a kept result does not wait for that visitor's runs.
+_RUN: dict[str, Any] = {"api_visibility": "private", "concurrency_id": "run"}
 # What is asked while an answer is on its way is answered next, and what was asked last stays on the page.
 _LAST: dict[str, Any] = {"trigger_mode": "always_last"}
 _LOOK: dict[str, Any] = {
     "api_visibility": "private",
     "concurrency_id": "look",
-    "concurrency_limit": 1,
     "show_progress": "hidden",
     **_LAST,
 }
@@ -40,7 +40,6 @@ _LOAD: dict[str, Any] = {
     "show_progress": "hidden",
     "api_visibility": "private",
     "concurrency_id": "load",
-    "concurrency_limit": 4,
     "trigger_mode": "multiple",  # after giving up, the page takes the first for unfinished
 }
 
@@ -224,7 +223,8 @@ class Page:
                     saying = widgets.verdict([("none", f"Loading {name}{done} …")], "loading")
                     yield [saying, gr.Button(visible=True)]
                     line = widgets.verdict([], "")  # once that is over
-                    wait([load], timeout=0.5)
+                    with turns.away():
+                        wait([load], timeout=0.5)
         yield [line, gr.Button(visible=False)]
 
     def give_up(self, session: Session, *looked: Any) -> list[Any]:
@@ -415,7 +415,8 @@ def build() -> gr.Blocks:
     """The app, ready to be queued and launched."""
     # After every answer Gradio would make a table of all answers so far, for a page of statistics.
     os.environ.setdefault("GRADIO_ANALYTICS_CACHE_FREQUENCY", "1000000")
-    with gr.Blocks(title="Attention, checked head by head", analytics_enabled=False, fill_width=True) as demo:
+    title = "Attention, checked head by head"
+    with Answering(title=title, analytics_enabled=False, fill_width=True) as demo:
         Page().listen(demo)
         endpoints.add()
     return demo

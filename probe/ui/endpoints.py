@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from inspect import Parameter, Signature
 from typing import Any, TypeVar
@@ -128,6 +128,7 @@ _OWN = ("attend", "verify")
 def of_analysis(kind: type[Result]) -> Callable[..., dict[str, Any]]:
     """The endpoint of an analysis, by its signature: its result as plain numbers, strings and lists."""
     analysis, name = kind.analysis, kind.analysis.__name__
+    each_head = analysis is probe.rank_heads
     parameters = asked(analysis)
     about = {**parameter_docs(analysis), **_ABOUT}
     types: dict[str, tuple[Any, Any, str]] = {}  # type, default, what is said of it
@@ -155,11 +156,9 @@ def of_analysis(kind: type[Result]) -> Callable[..., dict[str, Any]]:
             given = bound.bind(*values, **named)
             given.apply_defaults()
             taken = dict(given.arguments)
-            texts = [value for value in taken.values() if isinstance(value, str)]
             if isinstance(taken.get("text"), list):
                 taken["text"] = limits.check_texts(taken["text"])
-                texts += taken["text"]
-            model = STORE.model(taken.pop("model"), *texts)
+            model = STORE.model(taken.pop("model"), *_written(taken), each_head=each_head)
             if "text" in parameters:
                 taken["text"] = _text(taken["text"], taken.pop("second"))
             for one in taken:
@@ -190,6 +189,12 @@ def of_analysis(kind: type[Result]) -> Callable[..., dict[str, Any]]:
     endpoint.__annotations__ = {**{one: types[one][0] for one in order}, "return": dict[str, Any]}
     endpoint.__signature__ = bound  # type: ignore[attr-defined]
     return endpoint
+
+
+def _written(taken: Mapping[str, Any]) -> list[str]:
+    """Every text among the arguments, also in lists."""
+    lists = [value if isinstance(value, list) else [value] for value in taken.values()]
+    return [one for values in lists for one in values if isinstance(one, str)]
 
 
 def _heads(given: object) -> list[tuple[int, int] | int]:
@@ -226,6 +231,4 @@ def add() -> None:
             function = of_analysis(kind)
             functions[function.__name__] = function
     for name, function in functions.items():
-        # A ranking runs the model once for each head: others' questions don't wait for it.
-        turn = "check" if name == "rank_heads" else "run"
-        gr.events.api(function, api_name=name, concurrency_id=turn, concurrency_limit=1)
+        gr.events.api(function, api_name=name)

@@ -7,12 +7,20 @@ import os
 import sys
 from collections.abc import Sequence
 
+import torch
+
 import probe
 
 MAX_CHARACTERS = 10_000
 """Characters in one text."""
 MAX_TEXTS = 32
 """Texts in one request."""
+MAX_WORK = 20_000_000
+"""Numbers of the heads' vectors that a Space computes for one request; about 10 s of its processor."""
+MUCH_WORK = MAX_WORK // 5
+"""Of requests with more than this, one at a time is worked on: they need memory too."""
+RUNS = 4
+"""A run of a model, what is computed again and what is told of it, in plain runs of the model."""
 MAX_NAME = 300
 """Characters in a model's name or folder."""
 SPACE_MODELS = ("bert", "gpt2", "all-MiniLM-L6-v2", "gpt2-stories")
@@ -70,6 +78,40 @@ def check_texts(texts: object) -> list[str]:
     return [check_text(text) for text in texts]
 
 
+def check_work(model: probe.Model, texts: Sequence[str], *, each_head: bool = False) -> int:
+    """How much work a model has with some texts, in numbers of its heads' vectors; only a Space counts it.
+
+    Parameters
+    ----------
+    texts : each at most ``MAX_CHARACTERS`` long.
+    each_head : whether the model is run once for each of its heads.
+
+    Raises
+    ------
+    ProbeError
+        If it is more than ``MAX_WORK``.
+    """
+    if not on_space():
+        return 0
+    most = model.max_tokens or MAX_CHARACTERS
+    with model.lock:
+        ids = [model.tokenizer(text, verbose=False)["input_ids"] for text in texts]
+    tokens = sum(min(len(one), most) for one in ids)
+    heads = sum(model.heads_per_layer)
+    width = model.head_dim
+    runs = heads + 1 if each_head else RUNS
+    double = 2 if model.dtype == torch.float64 else 1
+    work = tokens * heads * width * runs * double
+    if work > MAX_WORK:
+        twice = " x 2 for float64" if double == 2 else ""
+        raise probe.ProbeError(
+            f"This is too much at once: {tokens:,} tokens x {heads} heads of {model.num_layers} layers x "
+            f"{width} numbers a head x {runs} runs of the model{twice} = {work:,}; this server takes at most "
+            f"{MAX_WORK:,}. {_beyond()}"
+        )
+    return work
+
+
 def check_model(name: object) -> str:
     """The model's name, if it may be loaded here."""
     if not isinstance(name, str) or not name.strip():
@@ -97,3 +139,11 @@ def bound_heaps() -> None:
         mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # musl has none
         if mallopt is not None:
             mallopt(_M_ARENA_MAX, 1)
+
+
+def return_memory() -> None:
+    """Have the C library give back to the machine what was freed, where it can."""
+    if sys.platform == "linux":
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if trim is not None:
+            trim(0)

@@ -38,9 +38,7 @@ def launch_options() -> dict[str, Any]:
     """What ``Blocks.launch`` must be given for the page to look and work as meant.
 
     Gradio keeps 0.6 MB for each visitor until it forgets the one who has been away longest; the results that
-    are kept are bounded too (``state.KEPT_BYTES``, and a few runs under the other mask). The whole process,
-    both models and torch included, was measured at 1.8 GB after 10 texts of 120 words from each of 20
-    visitors (``benchmarks/visitors.py``).
+    are kept are bounded too (``store.KEPT_BYTES``).
 
     Raises
     ------

@@ -9,10 +9,11 @@ import sys
 import threading
 import traceback
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import torch
 
@@ -20,17 +21,15 @@ import probe
 from probe.analyses.masks import rerun_masked
 from probe.errors import Surface
 from probe.models.hub import download
-from probe.models.names import Identity, available, is_here, stands_for
+from probe.models.names import available, is_here, stands_for
 from probe.running.recording import Recording
 from probe.running.tokens import Text
-from probe.ui import limits
+from probe.ui import limits, turns
 
-KEPT_BYTES = 512 * 2**20
+KEPT_BYTES = 128 * 2**20
 """Memory for kept results; at least the newest one is kept, whatever its size."""
 KEPT_MODELS = 4
 KEPT_REFUSALS = 32
-KEPT_MASKED = 4
-"""Runs under the other mask that are kept: two models, for two visitors at a time."""
 UNEXPECTED = "Something went wrong on the server, and was logged. Try another text."
 
 
@@ -43,7 +42,7 @@ class _Load:
     given_up: threading.Event = field(default_factory=threading.Event)
 
 
-_Key = tuple[Identity | None, Text, bool, str | None]
+_Result = TypeVar("_Result", probe.Comparison, Recording)
 
 
 class Store:
@@ -51,17 +50,19 @@ class Store:
 
     def __init__(self, kept_bytes: int = KEPT_BYTES) -> None:
         self._kept_bytes = kept_bytes
-        # By model, text, whether to cut it, and what a decoder is to produce.
-        self._comparisons: OrderedDict[_Key, tuple[probe.Comparison, int]] = OrderedDict()
-        self._masked: OrderedDict[tuple[Identity | None, Text, bool], Recording] = OrderedDict()
+        self._results: OrderedDict[Hashable, probe.Comparison | Recording] = OrderedDict()
         self._loads: dict[tuple[str, torch.dtype], _Load] = {}
         self._refusals: OrderedDict[str, Exception] = OrderedDict()
         self._models: OrderedDict[tuple[str, torch.dtype], probe.Model] = OrderedDict()
-        # Held while a model is run: two runs at once would be slower than one after the other.
-        self._work = threading.RLock()
         self._books = threading.Lock()
 
-    def model(self, name: object, *texts: object, dtype: torch.dtype = torch.float32) -> probe.Model:
+    def model(
+        self,
+        name: object,
+        *texts: object,
+        dtype: torch.dtype = torch.float32,
+        each_head: bool = False,
+    ) -> probe.Model:
         """The model, from memory or from this machine.
 
         This is where the limits of the page hold, for every view, file and endpoint.
@@ -69,24 +70,25 @@ class Store:
         Parameters
         ----------
         texts : everything written that the model is to be asked about.
+        each_head : whether it is to be run once for each of its heads.
 
         Raises
         ------
         ProbeError
-            If it can't be had, or is not on this machine: only ``loading`` downloads. If its name or a text
-            is beyond the limits.
+            If it can't be had, or is not on this machine: only ``loading`` downloads. If its name, a text or
+            the work with all texts is beyond the limits.
         """
         name = limits.check_model(name)
-        for text in texts:
-            limits.check_text(text)
-        key = (name, dtype)
-        kept = self._kept(key)
-        if kept is not None:
-            return kept
-        if not self.at_hand(name):
-            raise self._refusal(name)
-        with self.loading(name, dtype) as load:
-            return load.result()
+        checked = [limits.check_text(text) for text in texts]
+        model = self._kept((name, dtype))
+        if model is None:
+            if not self.at_hand(name):
+                raise self._refusal(name)
+            with self.loading(name, dtype) as load, turns.away():
+                model = load.result()
+        if limits.check_work(model, checked, each_head=each_head) > limits.MUCH_WORK:
+            turns.much()
+        return model
 
     @contextmanager
     def loading(self, name: str, dtype: torch.dtype = torch.float32) -> Iterator[Future[probe.Model]]:
@@ -129,7 +131,8 @@ class Store:
             load.model.set_exception(error)
             return
         with self._books:
-            self._models[key] = model
+            if dtype == torch.float32 or not limits.on_space():  # a Space has no room for models twice
+                self._models[key] = model
             while len(self._models) > KEPT_MODELS:
                 self._models.popitem(last=False)
         load.model.set_result(model)
@@ -173,36 +176,32 @@ class Store:
         sides = text if isinstance(text, tuple) else (text,)
         model = self.model(name, *sides, *(() if target is None else (target,)))
         key = (model.identity, text, truncate, target)
-        with self._books:
-            if key in self._comparisons:
-                self._comparisons.move_to_end(key)
-                return self._comparisons[key][0]
-        with self._work:
-            with self._books:
-                if key in self._comparisons:
-                    return self._comparisons[key][0]
-            comparison = probe.compare(model, text, target, truncate=truncate)
-            with self._books:
-                self._comparisons[key] = (comparison, comparison.nbytes)
-                while len(self._comparisons) > 1 and self.held_bytes > self._kept_bytes:
-                    self._comparisons.popitem(last=False)
-            return comparison
+        return self._result(key, lambda: probe.compare(model, text, target, truncate=truncate))
 
     def masked(self, name: str, text: Text, truncate: bool = False) -> Recording:
         """The run of a kept comparison's text under the mask that the model was not trained with."""
         recording = self.comparison(name, text, truncate).recording
-        key = (recording.model.identity, text, truncate)
-        with self._work:
-            if key not in self._masked:
-                self._masked[key] = rerun_masked(recording)
-                while len(self._masked) > KEPT_MASKED:
-                    self._masked.popitem(last=False)
-            return self._masked[key]
+        key = (recording.model.identity, text, truncate, "masked")
+        return self._result(key, lambda: rerun_masked(recording))
+
+    def _result(self, key: Hashable, make: Callable[[], _Result]) -> _Result:
+        """A kept result, or one that is made now; those that nobody has asked for longest make room."""
+        with self._books:
+            kept = self._results.get(key)
+            if kept is not None:
+                self._results.move_to_end(key)
+                return kept  # type: ignore[return-value]
+        result = make()
+        with self._books:
+            self._results[key] = result
+            while len(self._results) > 1 and self.held_bytes > self._kept_bytes:
+                self._results.popitem(last=False)
+        return result
 
     @property
     def held_bytes(self) -> int:
-        """Memory that the kept comparisons take, about."""
-        return sum(size for _, size in self._comparisons.values())
+        """Memory that the kept results take, about."""
+        return sum(result.nbytes for result in self._results.values())
 
 
 STORE = Store()

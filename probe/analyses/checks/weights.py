@@ -37,6 +37,7 @@ from probe.analyses.checks.report import FROM_WEIGHTS, Findings, LayerCheck
 from probe.models.computing import computing
 from probe.models.families import ROLES, Site
 from probe.models.loading import Model
+from probe.models.pauses import pause
 from probe.models.visibility import allowed_keys
 from probe.running.recording import LayerRecord, Recording
 from probe.running.tokens import Encoding
@@ -86,6 +87,7 @@ def recompute(recording: Recording) -> Iterator[Recomputed]:
             mask = allowed_mask(recording, site.window)
             masks[site.window] = mask, count_cells(mask, real, real.shape[1])
         mask, cells = masks[site.window]
+        pause()
         with computing(recording.model.device, tuple(real.shape)):
             module = from_scratch(site, module)
             steps = module.steps(seen.input, mask=mask, keep_steps=False)

@@ -350,7 +350,6 @@ class Bertviz(View):
             self.frames,
             api_visibility="private",
             concurrency_id="bertviz",
-            concurrency_limit=1,
             show_progress="hidden",
             trigger_mode="always_last",
         )

@@ -18,12 +18,12 @@ from probe import Ablation, Comparison, Ranking
 from probe.analyses.ablate import How
 from probe.display.data import Axis, Panel, Sheet
 from probe.running.capture import check_heads
-from probe.ui import limits, widgets
+from probe.ui import limits, turns, widgets
 from probe.ui.figure import figure_component, forbidden, message, token_figure
 from probe.ui.offers import Offered
 from probe.ui.screen import Half, Place, Screen
 from probe.ui.state import Asked, Param
-from probe.ui.store import explain
+from probe.ui.store import STORE, explain
 from probe.ui.views.compare import candidates
 from probe.ui.views.heads import models, no_ranking, ranking
 from probe.ui.views.view import Page, View, cut_of, offer
@@ -253,7 +253,6 @@ class Effect(View):
             self.place,
             self.figure,
             concurrency_id="run",
-            concurrency_limit=1,
             trigger_mode="always_last",
             **private,
         )
@@ -263,7 +262,6 @@ class Effect(View):
             self.subject,
             shown,
             concurrency_id="check",
-            concurrency_limit=1,
             trigger_mode="multiple",  # after stopping, the page takes the first for unfinished
             **private,
         )
@@ -334,8 +332,13 @@ class Effect(View):
         if half.comparison is None:
             yield [widgets.progress(half.problem, "refused"), no_ranking(), *_buttons(False)]
             return
-        model, text = half.comparison.model, half.comparison.encoding.text
-        news: queue.SimpleQueue[tuple[int, int] | Ranking | Exception] = queue.SimpleQueue()
+        text = half.comparison.encoding.text
+        try:
+            model = STORE.model(half.name, *([text] if isinstance(text, str) else text), each_head=True)
+        except probe.ProbeError as error:
+            yield [widgets.progress(explain(error), "refused"), no_ranking(), *_buttons(False)]
+            return
+        news: queue.SimpleQueue[tuple[int, int] | Ranking | Exception | turns.Left] = queue.SimpleQueue()
         stop = threading.Event()
 
         def progress(done: int, total: int) -> None:
@@ -346,17 +349,21 @@ class Effect(View):
         def work() -> None:
             try:
                 cut = subject.session.truncate
-                news.put(probe.rank_heads(model, text, how, truncate=cut, progress=progress))
-            except Exception as error:
+                with turns.turn():
+                    news.put(probe.rank_heads(model, text, how, truncate=cut, progress=progress))
+            except (Exception, turns.Left) as error:
                 news.put(error)
 
-        threading.Thread(target=work, name="ranking", daemon=True).start()
+        threading.Thread(target=turns.apart(work), name="ranking", daemon=True).start()
         try:
             yield [widgets.progress("Starting …", "started"), no_ranking(), *_buttons(True)]
             while True:
-                said = news.get()
+                with turns.away():
+                    said = news.get()
                 while isinstance(said, tuple) and not news.empty():
                     said = news.get()
+                if isinstance(said, turns.Left):
+                    return
                 if isinstance(said, Exception):
                     yield [widgets.progress(explain(said), "refused"), no_ranking(), *_buttons(False)]
                     return

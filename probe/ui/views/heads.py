@@ -36,7 +36,6 @@ and in every other view. Below: what kind of head each is, and which heads link 
 """
 _DRAW: dict[str, Any] = {
     "api_visibility": "private",
-    "concurrency_limit": 1,
     "show_progress": "hidden",
     "trigger_mode": "always_last",
 }

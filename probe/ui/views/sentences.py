@@ -167,7 +167,6 @@ class Sentences(View):
             self.figures,
             api_visibility="private",
             concurrency_id="run",
-            concurrency_limit=1,
             show_progress="hidden",
             trigger_mode="always_last",
         )

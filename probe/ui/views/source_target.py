@@ -336,7 +336,6 @@ class SourceTarget(View):
             [self.verdict, self.layer, self.head, self.maps, self.rest, self.errors, self.table, self.frames],
             api_visibility="private",
             concurrency_id="run",
-            concurrency_limit=1,
             show_progress="hidden",
             trigger_mode="always_last",
         )

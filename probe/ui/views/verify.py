@@ -212,7 +212,6 @@ class Verify(View):
             self.batch_outputs,
             show_progress="hidden",
             concurrency_id="check",
-            concurrency_limit=1,
             trigger_mode="multiple",
             **private,
         )
@@ -240,11 +239,16 @@ class Verify(View):
             title = full_name(name)
             reports: dict[int, Report] = {}
             refused: list[str] = []
+            yield [widgets.verdict([*verdicts, ("none", f"{title} …")], ""), widgets.code(""), *shown]
+            try:
+                model = STORE.model(name, *lines, dtype=DTYPES.get(dtype, torch.float32))
+            except Exception as error:
+                verdicts.append(("none", f"{title}: {explain(error)}"))
+                continue
             for number, line in enumerate(lines, 1):
                 doing = ("none", f"{title}: text {number} of {len(lines)} …")
                 yield [widgets.verdict([*verdicts, doing], ""), widgets.code(""), *shown]
                 try:
-                    model = STORE.model(name, line, dtype=DTYPES.get(dtype, torch.float32))
                     reports[number] = probe.verify(model, line, truncate=session.truncate)
                 except Exception as error:
                     refused.append(f"text {number}: {explain(error)}")

@@ -38,7 +38,6 @@ _TO_THE_TOP = "() => document.getElementById('learn-steps').scrollIntoView({bloc
 _LIGHT: dict[str, Any] = {
     "api_visibility": "private",
     "concurrency_id": "learn",
-    "concurrency_limit": 1,
     "show_progress": "hidden",
     "trigger_mode": "always_last",
 }
@@ -114,7 +113,7 @@ class Learn(View):
         with gr.Tab(self.label, id=self.id, elem_id=f"tab-{self.id}") as self.tab:
             gr.HTML(_LEAD, apply_default_css=False)
             self.opened = widgets.widget("learn-opened")
-            gr.render(triggers=[self.opened.select], show_progress="hidden", concurrency_limit=4)(_course)
+            gr.render(triggers=[self.opened.select], show_progress="hidden")(_course)
 
     @property
     def outputs(self) -> list[Any]:
