@@ -21,6 +21,8 @@ MUCH_WORK = MAX_WORK // 5
 """Of requests with more than this, one at a time is worked on: they need memory too."""
 RUNS = 4
 """A run of a model, what is computed again and what is told of it, in plain runs of the model."""
+HEADS_A_RUN = 4
+"""Heads whose change takes as long as a plain run: they are run as rows of one batch."""
 MAX_NAME = 300
 """Characters in a model's name or folder."""
 SPACE_MODELS = ("bert", "gpt2", "all-MiniLM-L6-v2", "gpt2-stories")
@@ -99,7 +101,7 @@ def check_work(model: probe.Model, texts: Sequence[str], *, each_head: bool = Fa
     tokens = sum(min(len(one), most) for one in ids)
     heads = sum(model.heads_per_layer)
     width = model.head_dim
-    runs = heads + 1 if each_head else RUNS
+    runs = RUNS + heads // HEADS_A_RUN if each_head else RUNS
     double = 2 if model.dtype == torch.float64 else 1
     work = tokens * heads * width * runs * double
     if work > MAX_WORK:

@@ -19,6 +19,7 @@ from gradio.state_holder import SessionState
 import probe
 from probe.models.pauses import pausing
 from probe.ui import limits, turns
+from probe.ui.state import DEFAULT_TEXT
 from probe.ui.store import UNEXPECTED
 from probe.ui.turns import Left, Question, Turns
 
@@ -100,15 +101,31 @@ def test_the_older_route_says_what_is_wrong_too(address: str) -> None:
 
 
 def test_a_space_counts_the_work(gpt2: probe.Model, on_a_space: None) -> None:
-    """6 layers of 6 heads of 32 numbers; a run counts as four, and a ranking is 37."""
+    """6 layers of 6 heads of 32 numbers; a run counts as four, a ranking as one more for four heads."""
     assert limits.check_work(gpt2, ["the cat"]) == 2 * 36 * 32 * 4
-    assert limits.check_work(gpt2, ["the cat", "the cat"], each_head=True) == 4 * 36 * 32 * 37
+    assert limits.check_work(gpt2, ["the cat", "the cat"], each_head=True) == 4 * 36 * 32 * 13
     long = "the cat " * 128  # 256 tokens, which is all that it takes
     assert limits.check_work(gpt2, [long] * 16) == 16 * 256 * 36 * 32 * 4
     with pytest.raises(probe.ProbeError) as error:
         limits.check_work(gpt2, [long] * 17)
     assert f"{17 * 256:,} tokens x 36 heads of 6 layers" in str(error.value)
     assert f"{17 * 256 * 36 * 32 * 4:,}" in str(error.value) and f"{limits.MAX_WORK:,}" in str(error.value)
+
+
+def test_a_space_ranks_the_heads_of_the_opening_sentence(on_a_space: None) -> None:
+    """Also of the real BERT and GPT-2, which a Space runs: 12 layers of 12 heads of 64 numbers."""
+    real = SimpleNamespace(
+        max_tokens=512,
+        lock=threading.RLock(),
+        tokenizer=lambda text, **_: {"input_ids": [0] * 20},
+        heads_per_layer=(12,) * 12,
+        num_layers=12,
+        head_dim=64,
+        dtype=torch.float32,
+    )
+    assert limits.check_work(real, [DEFAULT_TEXT], each_head=True) == 20 * 144 * 64 * 40  # type: ignore[arg-type]
+    real.tokenizer = lambda text, **_: {"input_ids": [0] * 512}
+    assert limits.check_work(real, [DEFAULT_TEXT]) <= limits.MAX_WORK  # type: ignore[arg-type]
 
 
 def test_elsewhere_nobody_counts(gpt2: probe.Model) -> None:
