@@ -204,11 +204,11 @@ def _check_size(inputs: object) -> None:
 
 
 def _checked_event(event: Any) -> Any:
-    """An event, if what it says of itself is a few plain values by name."""
+    """An event, if what it says of itself is a plain value, which is not looked at, or a few by name."""
     if event is None:
         return None
-    told = {} if event._data is None else event._data
     plain = str, bool, int, float, type(None)
+    told = {} if isinstance(event._data, plain) else event._data
     if not isinstance(told, dict) or not all(isinstance(value, plain) for value in told.values()):
         raise probe.ProbeError(_UNFIT)
     event._data = _Told(told)
